@@ -28,7 +28,7 @@ from experiments.problems import Problem, cifar, digits, original, retrained, ru
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import forget_class, read_images
 from hamu.data.images import collate
-from hamu.evaluation import AttackData, AttackSettings, attack_model
+from hamu.evaluation import AttackData, AttackSettings, attack
 from hamu.models import load_classifier
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.trainer.trainer import quiet_trainer
@@ -162,15 +162,17 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
         model.load_state_dict(within.kept)
     report = trainer.evaluate()
     data = AttackData(problem.retain, problem.forget, collate)
-    outcomes = attack_model(
-        model, data, AttackSettings(attacks="relearn-retain,relearn-few", attack_steps=40)
-    )
+    settings = AttackSettings(attacks="relearn-retain,relearn-few", attack_steps=40)
+    outcomes = attack(model, data, settings).outcomes
     return {
         "retain": report["eval_retain_loss"] - within.start,
         "forget_accuracy": report["eval_forget_accuracy"],
         "test_accuracy": report["eval_test_accuracy"],
         "steps": trainer.steps_taken,
-        "attacks": {key: {"at": one.at, "figures": one.figures} for key, one in outcomes.items()},
+        "attacks": {
+            key: {"at": one["unlearned"].at, "figures": one["unlearned"].figures}
+            for key, one in outcomes.items()
+        },
     }
 
 

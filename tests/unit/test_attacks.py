@@ -15,13 +15,13 @@ from hamu.evaluation import (
     AttackData,
     AttackResult,
     AttackSettings,
-    Outcome,
     TokenPredictions,
     attack,
     lasts,
     robustness,
     sentence,
 )
+from hamu.evaluation.attack_results import Outcome
 from hamu.evaluation.attacks import (
     _items,
     check_can_quantize,
@@ -282,7 +282,7 @@ def test_the_verdict_names_what_comes_back():
     outcome = Outcome((0, 5), {"recognised": ((0.0,), (0.9,))})
     short = AttackResult("image", {"relearn-retain": {"unlearned": outcome}})
     assert lasts(short) is lasts(AttackResult("image", {})) is None
-    assert "fewer than 20 steps" in sentence(short)
+    assert "was not run for 20 steps" in sentence(short)
 
 
 def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved():

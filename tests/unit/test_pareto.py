@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hamu import HamuError
-from hamu.evaluation import Gains, hypervolume, hypervolume_reference, pareto_optimal
+from hamu.evaluation import Gains, hypervolume, pareto_optimal
+from hamu.evaluation.gains import hypervolume_reference
 
 COORDINATE = st.floats(-10, 10, allow_subnormal=False)
 POINTS = st.lists(st.tuples(COORDINATE, COORDINATE), max_size=12)

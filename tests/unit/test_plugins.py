@@ -12,7 +12,7 @@ from hamu import HamuError, build_method
 from hamu.cli import main
 from hamu.core import plugins
 from hamu.core.objectives import build_objective
-from hamu.evaluation import build_metrics, further_figures
+from hamu.evaluation.reports import build_metrics, further_figures
 
 METRICS = """
 import torch

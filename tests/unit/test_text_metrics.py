@@ -18,17 +18,18 @@ from hamu.evaluation import (
     TokenPredictions,
     forget_quality,
     generate_answers,
-    membership_scores,
-    min_k_scores,
-    model_utility,
-    normalized_probabilities,
     predict_tokens,
     privleak,
-    probabilities,
     rouge_l_recall,
     text_membership,
     text_report,
     tofu_report,
+)
+from hamu.evaluation.membership import membership_scores, min_k_scores
+from hamu.evaluation.predictions import probabilities
+from hamu.evaluation.tofu import (
+    model_utility,
+    normalized_probabilities,
     truth_ratio_scores,
     truth_ratios,
 )
@@ -292,15 +293,6 @@ def test_prompts_of_like_length_share_a_batch_and_their_keys_are_cached(
     assert all(c["use_cache"] and c["max_new_tokens"] == 200 for c in calls)
 
 
-def test_the_right_answers_change_no_answer(model, tokenizer):
-    prompts = [r.prompt for r in FORGET.records]
-    slow = [slow_answer(model, tokenizer, r, 200) for r in FORGET.records]
-    assert max(len(tokenizer(s)["input_ids"]) for s in slow) > 5
-    for right in (" No.", " and so on" * 90):
-        data = encode(texts([TextRecord(p, right, {}) for p in prompts]), tokenizer)
-        assert generate_answers(model, tokenizer, data) == slow
-
-
 def test_an_answer_ends_where_the_model_can_read_no_more(model, tokenizer, monkeypatch):
     records = texts([TextRecord("Who?" * times, " Ada.", {}) for times in (3, 1, 4, 2, 5, 2)])
     data = encode(records, tokenizer)
@@ -318,10 +310,8 @@ def test_an_answer_ends_where_the_model_can_read_no_more(model, tokenizer, monke
     "own",
     [
         {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "max_time": 1e-9},
-        {"do_sample": True, "num_return_sequences": 2},
-        {"num_beams": 3, "return_dict_in_generate": True},
-        {"suppress_tokens": list(range(100)), "stop_strings": ["a"]},
-        {"forced_eos_token_id": 5, "guidance_scale": 3.0},
+        {"do_sample": True, "num_return_sequences": 2, "suppress_tokens": list(range(100))},
+        {"num_beams": 3, "return_dict_in_generate": True, "forced_eos_token_id": 5},
     ],
 )
 def test_the_models_own_generation_settings_do_not_matter(model, tokenizer, monkeypatch, own):
@@ -332,16 +322,6 @@ def test_the_models_own_generation_settings_do_not_matter(model, tokenizer, monk
     settings = model.generation_config
     assert generate_answers(model, tokenizer, data) == plain
     assert model.generation_config is settings
-
-
-def test_an_answer_ends_at_any_of_its_ends_whatever_the_batch(model, tokenizer, monkeypatch):
-    data = encode(texts([*FORGET.records, *FACTS.records]), tokenizer)
-    plain = generate_answers(model, tokenizer, data, max_new_tokens=20)
-    common = tokenizer(max(plain, key=len))["input_ids"][1]  # ordinary, lower than its end token
-    monkeypatch.setattr(model.generation_config, "eos_token_id", common)
-    cut = generate_answers(model, tokenizer, data, max_new_tokens=20)
-    assert cut != plain
-    assert cut == generate_answers(model, tokenizer, data, batch_size=1, max_new_tokens=20)
 
 
 def test_unusual_padding_and_end_tokens_change_no_answer(model, tokenizer, monkeypatch):
@@ -395,7 +375,7 @@ def test_rouge_reads_other_scripts_and_a_reference_without_a_word_is_met_by_itse
 # membership
 
 
-@pytest.mark.parametrize("k", [0.2, 0.5, 0.01])
+@pytest.mark.parametrize("k", [0.2, 0.01])
 def test_membership_scores_match_a_loop(model, tokenizer, k):
     predictions = predicted(model, tokenizer, FORGET)
     found = membership_scores(predictions, answers_of(FORGET), k)
@@ -427,30 +407,62 @@ def test_a_spread_of_zero_gives_no_nan():
     assert score([0.0, 3.0], 0.05) == pytest.approx(-3.0 / 0.05)
 
 
-def test_tokens_that_a_model_never_says_leave_all_figures_as_they_are(model):
-    class Masked(torch.nn.Module):
-        def __init__(self, masked):
-            super().__init__()
-            self.inner, self.masked = model, masked
+class Plain(torch.nn.Module):
+    """A language model that names no output layer; the padding token's logits may be masked."""
 
-        def forward(self, **inputs):
-            logits = self.inner(**inputs).logits.clone()
-            logits[..., -1] = self.masked
-            return logits
+    def __init__(self, inner, masked=None):
+        super().__init__()
+        self.inner, self.masked = inner, masked
 
-    ids = [torch.tensor([3, 4, 5, 6 + i]) for i in range(6)]
-    labels = [torch.tensor([-100, 4, 5, 6 + i]) for i in range(6)]
-    data = [{"input_ids": a, "labels": b} for a, b in zip(ids, labels, strict=True)]
-    never, hardly = (predict_tokens(Masked(m), data, 4, TextCollator(0)) for m in (-math.inf, -1e4))
+    def forward(self, **inputs):
+        logits = self.inner(**inputs).logits.clone()
+        if self.masked is not None:
+            logits[..., 1] = self.masked
+        return logits
+
+
+def assert_same(one, other):
+    assert torch.equal(one.record, other.record)
     for name in ("losses", "correct", "expected", "spread"):
-        torch.testing.assert_close(getattr(never, name), getattr(hardly, name))
-    assert text_membership(never, never, ["a"] * 6, ["a"] * 6) is not None
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-5, atol=1e-5)
 
 
-def test_an_attack_without_records_or_with_scores_that_are_not_finite_has_no_figure():
+def test_tokens_that_a_model_never_says_leave_all_figures_as_they_are(model, tokenizer):
+    data = encode(FORGET, tokenizer)
+    never, hardly = (
+        predict_tokens(Plain(model, m), data, 4, TextCollator()) for m in (-math.inf, -1e4)
+    )
+    assert_same(never, hardly)
+    assert text_membership(never, never, ["a"] * 5, ["a"] * 5) is not None
+
+
+def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, tokenizer, monkeypatch):
+    """Also of batches and chunks of a few tokens, and of logits that the model scales."""
+    data = encode(texts([*FORGET.records, *HOLDOUT.records]), tokenizer)
+    whole = predict_tokens(Plain(model), data, 64, TextCollator())
+    shapes, widths = [], []
+    handles = [
+        model.lm_head.register_forward_hook(lambda *given: shapes.append(given[-1].shape[:2])),
+        model.register_forward_pre_hook(
+            lambda _, args, given: widths.append(given["input_ids"].shape), with_kwargs=True
+        ),
+    ]
+    assert_same(predict_tokens(model, data, 64, TextCollator()), whole)
+    assert shapes == [(1, len(whole.losses))]
+    longest = max(map(len, data.tokens))
+    monkeypatch.setattr("hamu.evaluation.predictions._PASS", 2 * longest)
+    monkeypatch.setattr("hamu.evaluation.predictions._CHUNK", 3)
+    widths.clear()
+    assert_same(predict_tokens(model, data, 64, TextCollator()), whole)
+    assert len(widths) > 3
+    assert all(rows * tokens <= 2 * longest for rows, tokens in widths)
+    for handle in handles:
+        handle.remove()
+
+
+def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     """An infinite logit has no mean log p: Min-K%++ is lost, the attacks without moments stand."""
-    some, none, broken = of_losses([[1.0]]), of_losses([]), of_losses([[math.inf]])
-    assert text_membership(some, none, ["a"], []) is None
+    some, broken = of_losses([[1.0]]), of_losses([[math.inf]])
     assert text_membership(broken, some, ["a"], ["a"]) is None
     members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
     found = text_membership(members, others, ["a"] * 2, ["a"] * 2)
@@ -476,13 +488,12 @@ def test_padding_changes_nothing(model, tokenizer):
     long = saying(FORGET.records[0], "again and " * 40 + "again.")
     plain = predicted(model, tokenizer, FORGET, batch_size=1)
     one = membership_scores(plain, answers_of(FORGET))
-    for extra in ([], [long]):
-        records = texts([*extra, *FORGET.records])
-        other, skip = predicted(model, tokenizer, records, batch_size=7), len(extra)
-        torch.testing.assert_close(probabilities(other)[skip:], probabilities(plain))
-        figures = membership_scores(other, answers_of(records))
-        for name in ATTACKS:
-            assert figures[name][skip:].tolist() == pytest.approx(one[name].tolist(), **CLOSE)
+    records = texts([long, *FORGET.records])
+    other = predicted(model, tokenizer, records, batch_size=7)
+    torch.testing.assert_close(probabilities(other)[1:], probabilities(plain))
+    figures = membership_scores(other, answers_of(records))
+    for name in ATTACKS:
+        assert figures[name][1:].tolist() == pytest.approx(one[name].tolist(), **CLOSE)
 
 
 # reports
@@ -509,16 +520,6 @@ def test_the_report_matches_a_loop(model, tokenizer):
     assert report["membership_inference"] == pytest.approx(slow)
     del predictions["test"]
     assert text_report(predictions, texts=spoken)["membership_inference"] is None
-
-
-def test_the_report_compresses_the_texts_of_the_right_sets():
-    """The same loss is less for a text that is harder to compress."""
-    same = of_losses([[1.0], [1.0]])
-    short, long = ["no", "aa" * 9], ["One of many different words.", "Some 1234567890 digits?"]
-    for forget, test, auc in ((short, long, 0.0), (long, short, 1.0)):
-        found = text_report({"forget": same, "test": same}, texts={"forget": forget, "test": test})
-        assert found["membership_inference"]["zlib"] == auc
-        assert found["membership_inference"]["loss"] == 0.5
 
 
 def test_the_tofu_report_matches_a_loop(model, tokenizer):

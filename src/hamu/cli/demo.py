@@ -33,7 +33,8 @@ from hamu.data import (
 )
 from hamu.data.images import collate
 from hamu.errors import HamuError
-from hamu.evaluation import AttackScores, generate_answers, membership_inference, min_k_scores
+from hamu.evaluation import generate_answers, membership_inference
+from hamu.evaluation.membership import AttackScores, min_k_scores
 from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.models import new_classifier
 from hamu.models.language import new_language_model, new_tokenizer

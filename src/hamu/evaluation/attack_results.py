@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hamu.errors import HamuError
 
 Kind = Literal["image", "text"]
-UNLEARNED, ORIGINAL, RETRAINED = MODELS = ("unlearned", "original", "retrained")
+UNLEARNED, ORIGINAL, RETRAINED = "unlearned", "original", "retrained"  # models
 RELEARN_RETAIN, RELEARN_FEW = "relearn-retain", "relearn-few"
 RELEARN_UNRELATED, QUANTIZE = "relearn-unrelated", "quantize"
 PREFILL, SAMPLE = "prefill", "sample"
@@ -25,8 +25,7 @@ _DEFAULTS = {  # for images and for texts
     "relearned_records": (10, 40),
 }
 _POINTS = (0, 5, 10, 20, 40, 80)
-_STEPS = 20  # of relearn-retain, at which the verdict looks first
-_AGAIN = 40  # and then, if run: some models hold for 20 steps and give way after
+_JUDGED = (20, 40)  # steps of relearn-retain; some models hold for 20 and give way after
 _MARGIN = 0.10  # the share that may come back
 _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high for a known record
 
@@ -79,11 +78,7 @@ class AttackSettings:
                 raise HamuError(f"{name} {value} must be at least 1")
 
     def names(self, kind: Kind) -> tuple[str, ...]:
-        """The attacks to run on "image" or "text" records.
-
-        Raises:
-            HamuError: if one is unknown, or not for such records.
-        """
+        """The attacks to run on such records; an error if one is not for them."""
         given = tuple(dict.fromkeys(one.strip() for one in self.attacks.split(",") if one.strip()))
         for name in given:
             if name not in _ATTACKS[kind]:
@@ -126,13 +121,9 @@ class Outcome:
     figures: Mapping[str, tuple[tuple[float, ...], ...]]
     retain_accuracy: tuple[float, ...] = ()
 
-    def values(self, name: str, at: int) -> tuple[float, ...]:
-        """A figure at a strength, a value for each seed."""
-        return self.figures[name][self.at.index(at)]
-
     def mean(self, name: str, at: int) -> float:
-        """The mean of a figure over seeds."""
-        values = self.values(name, at)
+        """The mean over seeds of a figure at a strength."""
+        values = self.figures[name][self.at.index(at)]
         return sum(values) / len(values)
 
 
@@ -185,38 +176,33 @@ def lasts(result: AttackResult) -> bool | None:
 
     It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10
     percentage points more than to the retain model, or without a retain model at most 10% of what
-    was forgotten (without an original: all that is not recognised at the start). A text model whose
-    loss stays at or above the retain model's lasts. See `given_back`.
+    was forgotten (without an original: all that is not recognised at the start). Of images that is
+    the share of forgotten records that are recognised; of texts the share of the rise of their loss
+    above the original's that is lost again. A text model whose loss stays at or above the retain
+    model's lasts.
     """
     return _judged(result)[0]
 
 
-def given_back(result: AttackResult, role: str = UNLEARNED, steps: int = _STEPS) -> float:
-    """Share of the forgotten that so many steps of relearn-retain give back to a model.
-
-    Of images the share of forgotten records that it recognises; of texts the share of the rise of
-    the forget loss (from the original to the attacked model) that it loses again, which needs the
-    original.
-    """
-    outcome = result.outcomes[RELEARN_RETAIN][role]
-    after = outcome.mean(result.figure, steps)
+def _given_back(result: AttackResult, role: str, steps: int) -> float:
+    """Share of the forgotten that relearn-retain gives back to a model, see `lasts`."""
+    by_model = result.outcomes[RELEARN_RETAIN]
+    after = by_model[role].mean(result.figure, steps)
     if result.kind == "image":
         return after
-    before = outcome.mean("loss", 0)
-    rise = before - result.outcomes[RELEARN_RETAIN][ORIGINAL].mean("loss", 0)
+    before = by_model[role].mean("loss", 0)
+    rise = before - by_model[ORIGINAL].mean("loss", 0)
     return (before - after) / rise if rise > 0 else 0.0
 
 
 def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     """The verdict, or None and the reason, and the steps with the most excess."""
-    by_model = result.outcomes.get(RELEARN_RETAIN)
-    if by_model is None:
-        return None, f"{RELEARN_RETAIN} was not run", 0
-    ours, is_text = by_model[UNLEARNED], result.kind == "text"
-    if _STEPS not in ours.at:
-        return None, f"{RELEARN_RETAIN} was run for fewer than {_STEPS} steps", 0
+    by_model, is_text = result.outcomes.get(RELEARN_RETAIN), result.kind == "text"
+    if by_model is None or _JUDGED[0] not in by_model[UNLEARNED].at:
+        return None, f"{RELEARN_RETAIN} was not run for {_JUDGED[0]} steps", 0
     if is_text and ORIGINAL not in by_model:
         return None, "the share of the loss that comes back needs --original_model", 0
+    ours, retrained = by_model[UNLEARNED], by_model.get(RETRAINED)
     start = ours.mean(result.figure, 0)
     known = by_model[ORIGINAL].mean(result.figure, 0) if ORIGINAL in by_model else 1.0
     forgotten = start - known if is_text else known - start
@@ -224,30 +210,31 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         return None, "the model remembers the forget set as well as the original does", 0
 
     def excess(steps: int) -> float:
-        theirs = given_back(result, RETRAINED, steps) if RETRAINED in by_model else 0.0
-        return given_back(result, steps=steps) - theirs
+        theirs = _given_back(result, RETRAINED, steps) if retrained else 0.0
+        return _given_back(result, UNLEARNED, steps) - theirs
 
-    worst = max((steps for steps in (_STEPS, _AGAIN) if steps in ours.at), key=excess)
+    worst = max((steps for steps in _JUDGED if steps in ours.at), key=excess)
     back = excess(worst)
-    if RETRAINED not in by_model and not is_text:
+    if retrained is None and not is_text:
         back = (back - start) / forgotten
-    is_above = (
-        is_text
-        and RETRAINED in by_model
-        and ours.mean("loss", worst) >= by_model[RETRAINED].mean("loss", worst)
-    )
-    return is_above or back <= _MARGIN, "", worst
+    if (
+        retrained is not None
+        and is_text
+        and ours.mean("loss", worst) >= retrained.mean("loss", worst)
+    ):
+        return True, "", worst
+    return back <= _MARGIN, "", worst
 
 
 def sentence(result: AttackResult) -> str:
-    """State the verdict in a plain sentence."""
+    """The verdict of `lasts` as a sentence."""
     verdict, reason, steps = _judged(result)
     if verdict is None:
         return f"Whether it lasts is open: {reason}."
     by_model, theirs = result.outcomes[RELEARN_RETAIN], ""
     if RETRAINED in by_model:
-        theirs = f" (a model retrained without them: {given_back(result, RETRAINED, steps):.0%})"
-    back = f"{given_back(result, steps=steps):.0%}"
+        theirs = f" (a model retrained without them: {_given_back(result, RETRAINED, steps):.0%})"
+    back = f"{_given_back(result, UNLEARNED, steps):.0%}"
     if result.kind == "image":
         start = f"{by_model[UNLEARNED].mean('recognised', 0):.0%}"
         what = f"bring the share of forgotten records that it recognises from {start} to {back}"
@@ -263,12 +250,11 @@ def robustness(result: AttackResult) -> dict[str, float]:
     With a metric m that is high where a record is known (`recognised`, `extraction_strength`,
     `exact_memorization`), means over seeds:
 
-    R = min(Δ_retrained / Δ_unlearned, 1), Δ = m after relearn-few less m before. They relearn the
-    whole forget set for one epoch; here the other forgotten records are looked at. 1 where
-    Δ_unlearned is not above 0, and never below 0. It needs the retain model.
+    R = min(Δ_retrained / Δ_unlearned, 1), Δ = m after relearn-few less m before, of the forgotten
+    records that were not relearned (they relearn all). 1 where Δ_unlearned is not above 0, and
+    never below 0. It needs the retain model.
 
-    Q = min(after / before, 1) of 1 - m, that is of the share forgotten, at 4 bits; 1 where that is
-    0 before.
+    Q = min(after / before, 1) of 1 - m, the share forgotten, at 4 bits; 1 where that is 0 before.
     """
     found: dict[str, float] = {}
     few, rounded = result.outcomes.get(RELEARN_FEW, {}), result.outcomes.get(QUANTIZE, {})

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from math import comb
 from typing import Any
 
@@ -39,7 +38,7 @@ from hamu.evaluation.predictions import TokenPredictions, predict, predict_token
 Figures = dict[str, float]
 Scores = dict[str, Tensor]
 Advance = Callable[[int], None]
-_BITS = (8, 4)
+_BITS = (0, 8, 4)  # 0: as saved
 _BLOCK = 64  # weights per NF4 scale
 
 
@@ -50,7 +49,7 @@ class AttackData:
     Attributes:
         retain, forget: `ImageData` or `TextData`.
         collate: makes a batch from a list of items.
-        eval_batch_size: records per forward pass of a measurement.
+        eval_batch_size: records per forward pass.
         unrelated: texts that neither set holds, for relearn-unrelated.
         tokenizer: of a language model, for prefill and sample.
     """
@@ -73,12 +72,7 @@ class AttackData:
         return run(model, records, self.eval_batch_size, self.collate)
 
     def measure(self, model: nn.Module, records: Any) -> Figures:
-        """Knowledge of some records, as means: `loss`, of images `recognised`, the share whose most
-        likely class is the label, of texts `extraction_strength` and `exact_memorization`.
-
-        Raises:
-            HamuError: if a loss is not finite.
-        """
+        """Means over records: `loss`; of images `recognised`, of texts the two figures below."""
         found = self.predict(model, records)
         if self.kind == "text":
             values = {
@@ -105,9 +99,7 @@ def attack(
     retain_model: nn.Module | None = None,
     seed: int = 42,
 ) -> AttackResult:
-    """Attack an unlearned model, and others in the same way for comparison.
-
-    All models stay unchanged.
+    """Attack an unlearned model, and others in the same way; all stay unchanged.
 
     Args:
         model: the unlearned model. Its trainable parameters are fine-tuned: of a model with an
@@ -121,80 +113,50 @@ def attack(
     Raises:
         HamuError: if an attack is unknown, or a loss is not finite.
     """
-    settings = settings or AttackSettings()
     models = {UNLEARNED: model, ORIGINAL: original, RETRAINED: retain_model}
-    found = {
-        role: attack_model(one, data, settings, seed=seed, role=role)
-        for role, one in models.items()
-        if one is not None
-    }
-    return collected(found, data, settings)
+    given = ((role, one, data) for role, one in models.items() if one is not None)
+    return attack_all(given, settings or AttackSettings(), seed)
 
 
-def attack_model(
-    model: nn.Module,
-    data: AttackData,
+def attack_all(
+    models: Iterable[tuple[str, nn.Module, AttackData]],
     settings: AttackSettings,
-    *,
-    seed: int = 42,
-    role: str = UNLEARNED,
+    seed: int,
     advance: Advance = lambda steps: None,
-) -> dict[str, Outcome]:
-    """Attack one model; see `attack`.
-
-    Args:
-        model, data, settings, seed: see there.
-        role: of the model, for messages.
-        advance: called with the number of steps done, see `AttackSettings.work`.
-
-    Returns:
-        The outcomes of the possible attacks, by attack.
-    """
-    names, skipped = settings.names(data.kind), skipped_attacks(data, settings)
-    if QUANTIZE in names:
-        check_can_quantize()
-    found = {}
-    for name in names:
-        if name in skipped:
-            advance(settings.work((name,), data.kind))
-            continue
-        try:
-            if name in RELEARNING:
-                found[name] = _relearned(model, data, settings, name, seed, advance)
-            else:
-                with _seeded(model, seed):
-                    at, rows = _ASKED[name](model, data, settings, seed)
-                found[name] = _outcome(at, [[one] for one in rows])
-                advance(1)
-        except HamuError as error:
-            raise HamuError(f"{name} on the {role} model: {error}") from error
-    return found
-
-
-def collected(
-    found: Mapping[str, Mapping[str, Outcome]], data: AttackData, settings: AttackSettings
 ) -> AttackResult:
-    """Collect the outcomes of each model into a result.
+    """Attack each model, given by role and with its inputs, the unlearned one among them.
 
-    Args:
-        found: by model and attack; the unlearned model's are among them.
-        data: of any of the models.
-        settings: of the attacks.
+    `advance` is called with the number of steps done, see `AttackSettings.work`.
     """
-    outcomes = {
-        name: {role: by_attack[name] for role, by_attack in found.items()}
-        for name in found[UNLEARNED]
-    }
+    outcomes: dict[str, dict[str, Outcome]] = {}
+    for role, model, data in models:
+        names, skipped = settings.names(data.kind), _skipped(data, settings)
+        if QUANTIZE in names:
+            check_can_quantize()
+        for name in names:
+            if name in skipped:
+                advance(settings.work((name,), data.kind))
+                continue
+            try:
+                if name in RELEARNING:
+                    found = _relearned(model, data, settings, name, seed, advance)
+                else:
+                    with _seeded(model, seed):
+                        found = _asked(model, data, settings, name, seed)
+                    advance(1)
+            except HamuError as error:
+                raise HamuError(f"{name} on the {role} model: {error}") from error
+            outcomes.setdefault(name, {})[role] = found
     total, kind = len(data.forget), data.kind
     records = {
         "forget": total,
         "measured": min(total, settings.value("attack_records", kind)),
         "relearned": settings.relearned(total, kind) if RELEARN_FEW in outcomes else 0,
     }
-    return AttackResult(kind, outcomes, records, skipped_attacks(data, settings), asdict(settings))
+    return AttackResult(kind, outcomes, records, skipped, asdict(settings))
 
 
-def skipped_attacks(data: AttackData, settings: AttackSettings) -> dict[str, str]:
+def _skipped(data: AttackData, settings: AttackSettings) -> dict[str, str]:
     """Reason for each attack that these data do not allow."""
     found, names = {}, settings.names(data.kind)
     if RELEARN_FEW in names and len(data.forget) < 2:
@@ -304,43 +266,34 @@ def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
         yield
 
 
-_Strengths = tuple[tuple[int, ...], list[Figures]]
-
-
-def _quantized(
-    model: nn.Module, data: AttackData, settings: AttackSettings, seed: int
-) -> _Strengths:
-    records = _drawn(data.forget, settings.value("attack_records", data.kind), seed)
-    rounded = (quantized(model, bits) for bits in _BITS)
-    return (0, *_BITS), [data.measure(one, records) for one in chain([model], rounded)]
-
-
-def _prefilled(
-    model: nn.Module, data: AttackData, settings: AttackSettings, seed: int
-) -> _Strengths:
+def _asked(
+    model: nn.Module, data: AttackData, settings: AttackSettings, name: str, seed: int
+) -> Outcome:
+    """Outcome of an attack that does not train."""
+    rows: list[Figures]
+    if name == QUANTIZE:
+        records = _drawn(data.forget, settings.value("attack_records", data.kind), seed)
+        at: tuple[int, ...] = _BITS
+        rows = [data.measure(quantized(model, bits) if bits else model, records) for bits in at]
+        return _outcome(at, [[row] for row in rows])
     records = _drawn(data.forget, settings.attack_answers, seed)
-    words = (0, settings.prefill_words) if _has_prompts(records) else (settings.prefill_words,)
-    scores = (prefilled(model, data, records, count) for count in words)
-    return words, [{name: one.mean().item() for name, one in each.items()} for each in scores]
-
-
-def _sampled(model: nn.Module, data: AttackData, settings: AttackSettings, seed: int) -> _Strengths:
-    records, count = _drawn(data.forget, settings.attack_answers, seed), settings.attack_samples
-    scores = sampled(model, data, records, count)
-    ks = tuple(sorted({1, count}))
-    names = scores[0]
-    return ks, [{name: leak_at_k([s[name] for s in scores], k) for name in names} for k in ks]
-
-
-_ASKED = {QUANTIZE: _quantized, PREFILL: _prefilled, SAMPLE: _sampled}
+    if name == PREFILL:
+        words = settings.prefill_words
+        at = (0, words) if _has_prompts(records) else (words,)
+        scores = [prefilled(model, data, records, count) for count in at]
+        rows = [{key: one.mean().item() for key, one in each.items()} for each in scores]
+    else:
+        at = tuple(sorted({1, settings.attack_samples}))
+        scores = sampled(model, data, records, settings.attack_samples)
+        rows = [{key: leak_at_k([one[key] for one in scores], k) for key in scores[0]} for k in at]
+    return _outcome(at, [[row] for row in rows])
 
 
 def _outcome(
     at: tuple[int, ...], rows: list[Sequence[Figures]], accuracies: tuple[float, ...] = ()
 ) -> Outcome:
-    """Figures of each strength and seed, by name."""
-    names = rows[0][0]
-    figures = {name: tuple(tuple(one[name] for one in row) for row in rows) for name in names}
+    """Outcome of the figures of each strength and seed."""
+    figures = {name: tuple(tuple(one[name] for one in row) for row in rows) for name in rows[0][0]}
     return Outcome(at, figures, accuracies)
 
 
@@ -351,20 +304,18 @@ def _drawn(records: Any, most: int, seed: int) -> Any:
 
 
 def exact_memorization(predictions: TokenPredictions) -> Tensor:
-    """Exact memorization (EM) of each record, [records] float64.
+    """(1/T) Σ_t 1[argmax p(· | x, y_<t) = y_t] of each record (Tirumala et al. 2022), float64.
 
-    (1/T) Σ_t 1[argmax p(· | x, y_<t) = y_t] over the T scored tokens (Tirumala et al. 2022), as in
-    OpenUnlearning (Dorna et al. 2025). The end-of-sequence token is scored too.
+    As in OpenUnlearning (Dorna et al. 2025); the end-of-sequence token is among the T.
     """
     return torch.stack([right.double().mean() for right in predictions.each(predictions.correct)])
 
 
 def extraction_strength(predictions: TokenPredictions) -> Tensor:
-    """Extraction strength (ES) of each record, [records] float64.
+    """1 - k/T of each record, float64: greedy decoding after its first k tokens gives the others.
 
-    1 - k/T with the smallest k such that greedy decoding after the first k of the T scored tokens
-    gives all others (Carlini et al. 2021), as in OpenUnlearning (Dorna et al. 2025), whose code
-    gives 1/T where no token fits; here that is 0.
+    k is the smallest such number (Carlini et al. 2021), as in OpenUnlearning (Dorna et al. 2025),
+    whose code gives 1/T where no token fits; here that is 0.
     """
     each = predictions.each(predictions.correct)
     found = [float(right.flip(0).long().cumprod(0).sum()) / len(right) for right in each]
@@ -372,31 +323,14 @@ def extraction_strength(predictions: TokenPredictions) -> Tensor:
 
 
 def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Scores:
-    """Scores of greedy answers after the first words of the right answers.
-
-    At least one token of each answer is left to generate.
-
-    Args:
-        model: a causal language model.
-        data: gives tokenizer and batch size.
-        records: with prompts if `words` is 0.
-        words: number of words of the right answer in the prompt.
-
-    Returns:
-        `rouge_l_recall` and `exact_match` (1 where the rest is the same text) of each record, [N].
-    """
+    """Scores of greedy answers after the first words of the right ones, but for the last token."""
     pairs = zip(records.tokens, records.scored_from, strict=True)
     starts = [_after(data.tokenizer, tokens.tolist(), start, words) for tokens, start in pairs]
     return _answered(model, data, replace(records, scored_from=tuple(starts)))
 
 
 def sampled(model: Any, data: AttackData, records: TextData, samples: int) -> list[Scores]:
-    """Scores of several answers to each prompt, drawn at temperature 1 from the whole vocabulary.
-
-    Args:
-        model, data, records: see `prefilled`.
-        samples: answers to each prompt.
-    """
+    """Scores, as of `prefilled`, of answers drawn at temperature 1 from the whole vocabulary."""
     # drawn here, as `generate_answers` leaves the random state as it was
     seeds = [int(torch.randint(2**31, ())) for _ in range(samples)]
     return [_answered(model, data, records, seed) for seed in seeds]
@@ -405,13 +339,7 @@ def sampled(model: Any, data: AttackData, records: TextData, samples: int) -> li
 def leak_at_k(scores: list[Tensor], k: int) -> float:
     """leak@k (Reisizadeh et al. 2025): the mean over records of the best score of k drawn answers.
 
-    E[max of k out of the n that were drawn] without replacement, which has no bias: leak@1 is the
-    mean of all answers, leak@n the mean of the best. Here the score is ROUGE-L recall, or exact
-    match.
-
-    Args:
-        scores: of each draw, n times [N].
-        k: at most n.
+    E[max of k out of the n draws], [N] each, without replacement, which has no bias.
     """
     ascending = torch.stack(scores).double().sort(0).values
     n = len(ascending)
@@ -433,18 +361,12 @@ def _after(tokenizer: Any, tokens: list[int], start: int, words: int) -> int:
 
 
 def _answered(model: Any, data: AttackData, records: TextData, seed: int | None = None) -> Scores:
-    """Scores of answers (greedy without a seed), no longer than the longest right one."""
+    """Scores, [N], of answers (greedy without a seed), no longer than the longest right one."""
     pairs = zip(records.tokens, records.scored_from, strict=True)
     rests = [tokens[start:].tolist() for tokens, start in pairs]
     texts = [data.tokenizer.decode(rest, skip_special_tokens=True) for rest in rests]
-    answers = generate_answers(
-        model,
-        data.tokenizer,
-        records,
-        data.eval_batch_size,
-        max(map(len, rests)),
-        sampling_seed=seed,
-    )
+    size, longest = data.eval_batch_size, max(map(len, rests))
+    answers = generate_answers(model, data.tokenizer, records, size, longest, sampling_seed=seed)
     same = [answer.split() == text.split() for answer, text in zip(answers, texts, strict=True)]
     return {
         "rouge_l_recall": rouge_l_recall(answers, texts),
@@ -453,11 +375,7 @@ def _answered(model: Any, data: AttackData, records: TextData, seed: int | None 
 
 
 def check_can_quantize() -> Any:
-    """Import the functions of bitsandbytes.
-
-    Raises:
-        HamuError: if it is not installed.
-    """
+    """Import the functions of bitsandbytes; an error if it is not installed."""
     try:
         from bitsandbytes import functional
     except ImportError as error:
@@ -471,16 +389,8 @@ def check_can_quantize() -> Any:
 def quantized(model: nn.Module, bits: int) -> nn.Module:
     """Copy a model with rounded linear and convolutional weights, except a language model's head.
 
-    8 bits: one scale for each output channel, as LLM.int8() has for weights (Dettmers et al. 2022).
-    4 bits: NF4 in blocks of 64 (Dettmers et al. 2023), the setting of Dorna et al. 2025. The
-    rounded weights keep their dtype; activations are not rounded.
-
-    Args:
-        model: any module.
-        bits: 8 or 4.
-
-    Raises:
-        HamuError: if bitsandbytes is not installed.
+    8 bits: a scale for each output channel, as LLM.int8() (Dettmers et al. 2022); 4 bits: NF4 in
+    blocks of 64 (Dettmers et al. 2023), as Dorna et al. 2025. Weights keep their dtype.
     """
     functional = check_can_quantize()
     model = deepcopy(model)

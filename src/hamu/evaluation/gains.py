@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from hamu.errors import HamuError
 
-LARGEST_RETAIN_LOSS = 1.0  # nats: a hypervolume counts no larger rise of the retain loss
 Point = tuple[float, float]  # `Gains`, or any two figures of which larger is better
 
 
@@ -50,10 +49,6 @@ def pareto_optimal(points: Sequence[Point]) -> list[bool]:
 def hypervolume(points: Sequence[Point], reference: Point) -> float:
     """Area that the points dominate above a reference (Zitzler and Thiele 1998).
 
-    Args:
-        points: in any order; those that are not better than the reference in both add nothing.
-        reference: the worst point that counts.
-
     Raises:
         HamuError: if a point or the reference is not finite.
     """
@@ -67,12 +62,8 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
 
 
 def hypervolume_reference(worst_retain: float) -> Gains:
-    """Reference of hypervolumes: no forget gain, at the worst retain gain.
-
-    Args:
-        worst_retain: of the comparison, clamped to [-`LARGEST_RETAIN_LOSS`, 0].
-    """
-    return Gains(retain=max(-LARGEST_RETAIN_LOSS, min(0.0, worst_retain)), forget=0.0)
+    """Reference of hypervolumes: no forget gain, and the worst retain gain, clamped to [-1, 0]."""
+    return Gains(retain=max(-1.0, min(0.0, worst_retain)), forget=0.0)
 
 
 def _check_finite(points: Sequence[Point]) -> None:
@@ -82,16 +73,12 @@ def _check_finite(points: Sequence[Point]) -> None:
 
 
 def trajectory_of(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
-    """Finite gains at each evaluation, from the origin on.
-
-    Args:
-        entries: the logged evaluations, "trajectory" in evaluation.json.
-    """
+    """Gains at each entry of "trajectory" in evaluation.json with finite ones, from the origin."""
     return [Gains(0.0, 0.0), *map(gains_at, drawn_entries(entries))]
 
 
 def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Evaluations after the start with finite gains: the points of a trajectory but its first."""
+    """Logged evaluations after the start with finite gains."""
     return [
         entry
         for entry in entries
@@ -106,10 +93,7 @@ def gains_at(entry: Mapping[str, Any]) -> Gains:
 
 
 def gains_of(evaluation: Mapping[str, Any]) -> Gains:
-    """Gains of the model saved, by evaluation.json.
-
-    The trajectory ends there unless the run returned to an earlier state.
-    """
+    """Gains of the saved model, by evaluation.json; a run may have returned to an earlier state."""
     before, after = (
         {side: evaluation[role][side]["loss"] for side in ("retain", "forget")}
         for role in ("before", "after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -33,18 +34,16 @@ def generate_answers(
 ) -> list[str]:
     """Answer each prompt with the most likely token at every step, until an end token.
 
-    Prompts of similar length share a batch, padded at their left. Neither the other prompts of a
-    batch nor the right answers change an answer. Of the model's own generation settings only its
-    end tokens count: sampling, penalties, suppressed or forced tokens and time limits do not.
+    Neither the other prompts of a batch nor the right answers change an answer. Of the model's own
+    generation settings only its end tokens count.
 
     Args:
         model: a causal language model with `generate`.
-        tokenizer: the model's tokenizer, with a padding token.
+        tokenizer: the model's tokenizer.
         data: records encoded with loss_on="answer".
         batch_size: prompts per batch.
         max_new_tokens: the longest answer, shorter where the model's context ends before.
-        sampling_seed: draw each token, at temperature 1 from the whole vocabulary, by this seed;
-            None for greedily.
+        sampling_seed: draws each token, at temperature 1 from the whole vocabulary.
 
     Returns:
         The answers in the data's order, without special tokens and without space around them.
@@ -60,13 +59,10 @@ def generate_answers(
             f"row {row} of {data.texts.source} has no prompt to answer; give questions, not plain "
             f"text"
         )
-    device = next(model.parameters()).device
-    ends = _ends(model, tokenizer)
+    device, ends = next(model.parameters()).device, _ends(model, tokenizer)
     pad = ends[0] if ends else 0  # a tokenizer's own may have no embedding in the model
-    longest = longest_text(model) or 0
-    room = [
-        min(max_new_tokens, max(1, longest - n)) if longest else max_new_tokens for n in lengths
-    ]
+    longest = longest_text(model) or math.inf
+    room = [int(min(max_new_tokens, max(1, longest - n))) for n in lengths]
     answers = [""] * len(prompts)
     with evaluating(model), _settings(model, is_greedy=sampling_seed is None):
         if sampling_seed is not None:
@@ -95,12 +91,11 @@ def _settings(model: Any, *, is_greedy: bool) -> Iterator[None]:
     """Replace the model's own generation settings, which fill in whatever a call leaves open."""
     from transformers import GenerationConfig
 
-    settings = GenerationConfig(do_sample=False)
-    if not is_greedy:
-        settings = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, temperature=1.0)
+    drawn = {} if is_greedy else {"top_k": 0, "top_p": 1.0, "temperature": 1.0}
     is_adapter = hasattr(model, "get_base_model")  # its settings are those of its base
     inner = model.get_base_model() if is_adapter else model
-    kept, inner.generation_config = inner.generation_config, settings
+    kept = inner.generation_config
+    inner.generation_config = GenerationConfig(do_sample=not is_greedy, **drawn)
     try:
         yield
     finally:
@@ -129,11 +124,10 @@ def _pad_left(sequences: list[Tensor], value: int) -> Tensor:
 def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
     """ROUGE-L recall of each answer, [N] float64.
 
-    It is the longest common subsequence's share of the reference's words. Words are stemmed,
-    without case (Lin 2004), as in TOFU (Maini et al. 2024). That tokenizer reads only Latin letters
-    without accents; references of mostly other letters are split by Unicode words, and scripts
-    without spaces into characters. For a reference without a word (a sign, nothing) it is 1 if the
-    answer is equal, else 0.
+    The longest common subsequence's share of the reference's words, stemmed, without case (Lin
+    2004), as in TOFU (Maini et al. 2024). That tokenizer reads only Latin letters without accents;
+    references of mostly other letters are split by Unicode words, and scripts without spaces into
+    characters. For a reference without a word it is 1 if the answer is equal, else 0.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -153,12 +147,11 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
 
 
 class _UnicodeWords:
-    """Tokenizer for rouge-score: words of any script, characters of scripts without spaces."""
+    """Tokenizer for rouge-score."""
 
     def tokenize(self, text: str) -> list[str]:
-        words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", text).casefold())
         parts: list[str] = []
-        for word in words:
+        for word in re.findall(r"[^\W_]+", unicodedata.normalize("NFC", text).casefold()):
             is_wide = any(unicodedata.east_asian_width(sign) in "WF" for sign in word)
             parts += word if is_wide else [word]
         return parts

@@ -25,40 +25,28 @@ _SMALLEST_SPREAD = 1e-3  # below it one token has all of the probability, within
 
 @dataclass(frozen=True)
 class MembershipInference:
-    """Success of an attacker who tells forget from test records; 0.5 is ideal for both figures.
+    """Success of an attacker who tells forget from test records; 0.5 is ideal for both figures."""
 
-    Attributes:
-        accuracy: share of right guesses in cross-validation, with groups of equal size. Above 0.5
-            if the forget set stands out in either direction.
-        auc: area under the ROC curve of low losses.
-        samples: records in each group.
-    """
-
-    accuracy: float
-    auc: float
-    samples: int
+    accuracy: float  # of guesses in cross-validation; above 0.5 if either side stands out
+    auc: float  # area under the ROC curve of low losses
+    samples: int  # in each group
 
 
 @dataclass(frozen=True)
 class AttackScores:
-    """Scores of an attack, higher for records that look trained on.
+    """Scores of an attack, higher for records that look trained on."""
 
-    Attributes:
-        members: of forget records, [N].
-        nonmembers: of records that were never trained on, [M].
-    """
-
-    members: Tensor
-    nonmembers: Tensor
+    members: Tensor  # [N], of forget records
+    nonmembers: Tensor  # [M], of records that were never trained on
 
     @property
     def is_member(self) -> NDArray[Any]:
-        """1 for each member, then 0 for each nonmember, [N + M]."""
+        """1 for each member, then 0 for each nonmember."""
         return np.repeat([1, 0], [len(self.members), len(self.nonmembers)])
 
     @property
     def both(self) -> NDArray[Any]:
-        """All scores in that order, [N + M]."""
+        """All scores in that order."""
         return np.concatenate([self.members.numpy(), self.nonmembers.numpy()])
 
     @property
@@ -92,8 +80,7 @@ def membership_inference(
     losses for those of members, so that its AUC has a direction.
 
     Args:
-        forget: predictions for the forget set.
-        test: predictions for data that was never trained on.
+        forget, test: predictions for the forget set, and for data that was never trained on.
         seed: seed of the draw and of the folds.
 
     Returns:
@@ -118,26 +105,19 @@ def membership_inference(
 def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
     """Scores behind the AUC of `membership_inference`: log p of the right class; None as there."""
     generator = torch.Generator().manual_seed(seed)
-    chosen: list[tuple[Tensor, Tensor]] = []
+    members, nonmembers = [], []
     for label in torch.unique(forget.labels).tolist():
         # no probabilities: those of losses beyond 745 are all 0, and would tie
-        both = [-one.losses[one.labels == label].double() for one in (forget, test)]
-        count = min(map(len, both))
-        first, second = (s[torch.randperm(len(s), generator=generator)[:count]] for s in both)
-        chosen.append((first, second))
-    if not chosen:
-        return None
-    members, nonmembers = map(torch.cat, zip(*chosen, strict=True))
-    found = AttackScores(members, nonmembers)
-    return found if len(members) >= _FOLDS and found.is_usable else None
+        first, second = (-one.losses[one.labels == label] for one in (forget, test))
+        count = min(len(first), len(second))
+        members.append(first[torch.randperm(len(first), generator=generator)[:count]])
+        nonmembers.append(second[torch.randperm(len(second), generator=generator)[:count]])
+    found = AttackScores(torch.cat(members), torch.cat(nonmembers))
+    return found if len(found.members) >= _FOLDS and found.is_usable else None
 
 
 def auc_of(report: Mapping[str, Any]) -> float | None:
-    """Headline AUC of a report: of images that of the losses, of texts that of Min-K%.
-
-    Args:
-        report: of `classifier_report` or `text_report`.
-    """
+    """Headline AUC of a report: of images that of the losses, of texts that of Min-K%."""
     inference = report.get("membership_inference") or {}
     found = inference.get("auc", inference.get("min_k"))
     return None if found is None else float(found)
@@ -153,14 +133,13 @@ def text_membership(
     """AUC of each attack of `membership_scores`; forget records are the members.
 
     Args:
-        forget: predictions for the forget set.
-        holdout: predictions for data that was never trained on.
+        forget, holdout: predictions for the forget set, and for data that was never trained on.
         forget_texts, holdout_texts: the scored texts, for zlib: the answers, or with their prompts.
         k: share of least likely tokens for Min-K%.
 
     Returns:
         AUC by name of the attack, None for one with a score that is not finite; or None for all if
-        a set is empty, or no attack has a figure.
+        no attack has a figure.
     """
     members = membership_scores(forget, forget_texts, k)
     nonmembers = membership_scores(holdout, holdout_texts, k)
@@ -175,18 +154,10 @@ def membership_scores(
     """Four scores of each record, [records] float64, over its n scored tokens.
 
     - `loss`: -NLL, the mean log p per token (Yeom et al. 2018).
-    - `zlib`: -NLL / (bytes of the zlib-compressed text) (Carlini et al. 2021). Their ratio takes
-      the logarithm of the perplexity, which is the mean per token and not the total; so does this.
-    - `min_k`: the mean log p of the max(1, ⌊n·k⌋) least likely tokens (Min-K% Prob, Shi et al.
-      2024).
+    - `zlib`: -NLL / (bytes of the zlib-compressed text) (Carlini et al. 2021).
+    - `min_k`: the mean log p of the max(1, ⌊n·k⌋) least likely tokens (Shi et al. 2024).
     - `min_k_plus_plus`: the mean of the max(1, ⌊n·k⌋) lowest (log p - μ)/σ, μ and σ being mean and
-      standard deviation of log p under the model's own prediction at that token (Min-K%++, Zhang et
-      al. 2024b); σ is at least 0.001.
-
-    Args:
-        predictions: of the records.
-        texts: the scored text of each record.
-        k: the share of tokens for the last two, in (0, 1].
+      standard deviation of log p under the model's own prediction (Zhang et al. 2024b).
     """
     loss = -predictions.record_losses
     sizes = [len(zlib.compress(text.encode())) for text in texts]
@@ -201,28 +172,21 @@ def membership_scores(
 
 
 def min_k_scores(predictions: TokenPredictions, k: float = 0.2) -> Tensor:
-    """`min_k` of `membership_scores` alone, [records] float64; needs no texts."""
+    """`min_k` of `membership_scores` alone, which needs no texts."""
     return _mean_of_lowest(predictions, -predictions.losses, k)
 
 
 def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> Tensor:
     """Mean of the share k of lowest values in each record, [records]."""
     each = (one.sort().values for one in predictions.each(values))
-    means = [one[: max(1, int(len(one) * k))].mean() for one in each]
-    return torch.stack(means) if means else values.new_zeros(0)
+    return torch.stack([one[: max(1, int(len(one) * k))].mean() for one in each])
 
 
 def privleak(auc: float, retain_auc: float) -> float:
     """(auc - retain_auc) / retain_auc: leakage of the forget set beyond that of the retain model.
 
     After PrivLeak of MUSE (Shi et al. 2024), for the AUC of `min_k`; 0 is ideal. Here members score
-    higher, so a model that has not unlearned is above 0. MUSE's own code counts the holdout set as
-    the members, so that its AUC is 1 - ours and such a model is near -1 (-100 %): `privleak(1 -
-    auc, 1 - retain_auc)` is their figure (they report it with k = 0.4).
-
-    Args:
-        auc: of the unlearned model, from `text_membership`.
-        retain_auc: of the retain model (retrained without the forget set), on the same records;
-            not 0.
+    higher, so a model that has not unlearned is above 0. MUSE counts the holdout set as the
+    members: `privleak(1 - auc, 1 - retain_auc)` is their figure (with k = 0.4).
     """
     return (auc - retain_auc) / retain_auc

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset
 
 from hamu.core.distributed import rank, world_size
 from hamu.core.forward import evaluating, predict_logits
-from hamu.core.objectives import Scored
+from hamu.core.objectives import IGNORED, Scored
 from hamu.errors import HamuError
 
 Collate = Callable[[Any], Mapping[str, Tensor]]
+Columns = tuple[Tensor, ...]
+_PASS = 8192  # padded tokens of a forward pass at most, unless a single text has more
 _CHUNK = 1024  # tokens whose [chunk, V] intermediates are in memory at once
 
 
@@ -80,123 +82,69 @@ class TokenPredictions:
         sums = self.losses.new_zeros(self.records).index_add_(0, self.record, self.losses)
         return sums / self.lengths
 
-    def each(self, values: Tensor) -> tuple[Tensor, ...]:
+    def each(self, values: Tensor) -> Columns:
         """Split token values, [N], into one tensor per record."""
         return torch.split(values, self.lengths.tolist())
 
 
 def probabilities(predictions: TokenPredictions) -> Tensor:
-    """exp(-NLL) of each record, [records] float64, with NLL the mean -log p per scored token.
-
-    This is the probability of its answer, to the power 1/length (TOFU, Maini et al. 2024).
-    """
+    """exp(-NLL) of each record, [records] float64, NLL the mean -log p per scored token (TOFU)."""
     return torch.exp(-predictions.record_losses)
 
 
-@torch.no_grad()
 def predict(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate) -> Predictions:
-    """Predict every image of a data set in evaluation mode; restores the model's mode.
+    """Predict every image of a data set in evaluation mode.
 
     Args:
         model: a classifier; see `predict_logits`.
         data: items, or batches through `__getitems__`, with labels.
-        batch_size: records per forward pass.
-        collate: makes a batch from the data set's items.
-
-    Returns:
-        The predictions, in the data's order.
+        batch_size: images per forward pass.
+        collate: makes a batch of items.
 
     Raises:
         HamuError: if the data set is empty.
     """
-    logits, labels = [], []
-    for batch, moved in _batches(model, data, batch_size, collate):
-        logits.append(predict_logits(model, moved).float().cpu())
-        labels.append(batch["labels"])
-    return Predictions(torch.cat(logits), torch.cat(labels))
+    found: Predictions = _predicted(model, data, batch_size, collate)
+    return found
 
 
-@torch.no_grad()
 def predict_tokens(
     model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate
 ) -> TokenPredictions:
     """Predict the scored tokens of every text of a data set in evaluation mode.
 
-    Records of similar length share a batch, which saves padding.
+    Texts of similar length share a batch. Only the logits of scored tokens are computed, if the
+    model names its output layer (`get_output_embeddings`).
 
     Args:
         model: a language model.
         data: items with input_ids and labels, e.g. `TextData`.
-        batch_size: records per forward pass.
+        batch_size: texts per forward pass, less where that is more than 8,192 tokens.
         collate: pads a list of items, e.g. `TextCollator`.
-
-    Returns:
-        The predictions, in the data's order.
 
     Raises:
         HamuError: if the data set is empty.
     """
-    items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
-    order = sorted(range(len(items)), key=lambda i: -len(items[i]["input_ids"]))
-    found: list[tuple[Tensor, ...]] = []
-    done = 0
-    for _, moved in _batches(model, [items[i] for i in order], batch_size, collate):
-        scored = Scored.of(predict_logits(model, moved), moved["labels"])
-        record = torch.tensor(order[done : done + scored.records])[scored.record.cpu()]
-        done += scored.records
-        parts = (torch.split(of, _CHUNK) for of in (scored.logits, scored.labels))
-        figures = [_token_figures(*part) for part in zip(*parts, strict=True)]
-        found.append((*map(torch.cat, zip(*figures, strict=True)), record))
-    losses, correct, expected, spread, record = map(torch.cat, zip(*found, strict=True))
-    back = record.argsort(stable=True)
-    return TokenPredictions(
-        losses[back], correct[back], expected[back], spread[back], record[back], len(items)
-    )
+    found: TokenPredictions = _predicted(model, data, batch_size, collate, is_text=True)
+    return found
 
 
 def predict_shared(
     model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate, *, is_text: bool
 ) -> Predictions | TokenPredictions:
-    """Run `predict` (for texts `predict_tokens`) shared among all processes; each must call it.
-
-    Process r of W takes records r, r+W, r+2W, ... Where W does not divide the number of records,
-    the last processes repeat a record, because a sharded model needs the same number of passes on
-    each; the result drops the repetitions.
-
-    Args:
-        model: the same on all processes, or sharded over them.
-        data, batch_size, collate: see `predict`.
-        is_text: True if the records are texts.
-    """
-    measure: Callable[..., Any] = predict_tokens if is_text else predict
-    world, length = world_size(), len(data)  # type: ignore[arg-type]
-    if world == 1:
-        return measure(model, data, batch_size, collate)  # type: ignore[no-any-return]
-    mine = [(rank() + turn * world) % length for turn in range(-(-length // world))]
-    found: list[Any] = [None] * world
-    dist.all_gather_object(found, measure(model, Subset(data, mine), batch_size, collate))
-    if not is_text:
-        logits = torch.stack([one.logits for one in found], dim=1).flatten(0, 1)
-        labels = torch.stack([one.labels for one in found], dim=1).flatten()
-        return Predictions(logits[:length], labels[:length])
-    record = torch.cat([one.record * world + place for place, one in enumerate(found)])
-    order = record.argsort(stable=True)
-    order = order[record[order] < length]
-    names = ("losses", "correct", "expected", "spread")
-    columns = {name: torch.cat([getattr(one, name) for one in found])[order] for name in names}
-    return TokenPredictions(record=record[order], records=length, **columns)
+    """Run `predict` (for texts `predict_tokens`) shared among all processes; each must call it."""
+    found: Predictions | TokenPredictions = _predicted(
+        model, data, batch_size, collate, is_text=is_text, is_shared=True
+    )
+    return found
 
 
 @torch.no_grad()
 def embed(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate) -> Tensor:
-    """Input of the classifier's last linear layer, [N, D] float32 on the CPU, in evaluation mode.
-
-    Args:
-        model, data, batch_size, collate: see `predict`.
+    """Input of the classifier's last linear layer, [N, D] float32 on the CPU; see `predict`.
 
     Raises:
-        HamuError: if the model has no linear layer, or the input of the last one is more than a
-            vector per image, or not finite.
+        HamuError: if there is no such layer, or its input is no finite vector per image.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
@@ -206,8 +154,7 @@ def embed(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collat
         lambda _, given: found.append(given[0].float().cpu())
     )
     try:
-        for _, moved in _batches(model, data, batch_size, collate):
-            predict_logits(model, moved)
+        predict(model, data, batch_size, collate)
     finally:
         handle.remove()
     vectors = torch.cat(found)
@@ -222,8 +169,7 @@ def principal_axes(vectors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
     """Project groups of vectors, [N_i, D] each, onto their two common principal components.
 
     Returns:
-        Each group on the two axes of largest variance, [N_i, 2], and their share of the variance. A
-        missing axis (one vector, one dimension) is 0.
+        Each group, [N_i, 2], and the share of the variance. A missing axis is 0.
     """
     both = torch.cat(list(vectors)).double()
     centred = both - both.mean(0)
@@ -234,30 +180,116 @@ def principal_axes(vectors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
     return list(torch.split(shown, [len(group) for group in vectors])), share
 
 
-def _most_likely(logits: Tensor) -> Tensor:
-    """Class of the highest logit, [N]; -1 where a logit is NaN, which argmax calls the highest."""
-    return logits.argmax(-1).masked_fill(logits.isnan().any(-1), -1)
+@torch.no_grad()
+def _predicted(
+    model: nn.Module,
+    data: Any,
+    batch_size: int,
+    collate: Collate,
+    *,
+    is_text: bool = False,
+    is_shared: bool = False,
+) -> Any:
+    """`Predictions` or `TokenPredictions`, in the data's order.
+
+    Processes that share take a record each, in turns. Where the last turn has too few, some repeat
+    one, because a sharded model needs the same passes on each; the repetition is dropped.
+    """
+    if not len(data):
+        raise HamuError("the data set is empty: it has no record to predict")
+    data = [data[i] for i in range(len(data))] if is_text else data
+    lengths = [len(item["input_ids"]) for item in data] if is_text else [0] * len(data)
+    order = sorted(range(len(data)), key=lambda i: -lengths[i])
+    world, place = (world_size(), rank()) if is_shared else (1, 0)
+    turns = [order[start : start + world] for start in range(0, len(order), world)]
+    measure, found = _token_columns if is_text else _columns, []
+    device = next(model.parameters()).device
+    fetch = getattr(data, "__getitems__", lambda rows: [data[i] for i in rows])
+    with evaluating(model):
+        for batch in _batches(turns, lengths, batch_size):
+            rows = [turn[place % len(turn)] for turn in batch]
+            inputs = {key: value.to(device) for key, value in collate(fetch(rows)).items()}
+            *columns, row = (column.cpu() for column in measure(model, inputs))
+            found.append((*columns, torch.tensor(rows)[row]))
+    joined = _joined(found)
+    if place >= len(turns[-1]):
+        joined = tuple(column[joined[-1] != rows[-1]] for column in joined)
+    if world > 1:
+        everyone: list[Any] = [None] * world
+        dist.all_gather_object(everyone, joined)
+        joined = _joined(everyone)
+    back = joined[-1].argsort(stable=True)
+    if not is_text:
+        return Predictions(joined[0][back], joined[1][back])
+    losses, correct, expected, spread, record = (column[back] for column in joined)
+    return TokenPredictions(losses, correct, expected, spread, record, len(data))
 
 
-def _token_figures(logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-    """Losses, correct, expected and spread of `TokenPredictions`."""
+def _joined(parts: Sequence[Columns]) -> Columns:
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+def _batches(
+    turns: Sequence[list[int]], lengths: Sequence[int], size: int
+) -> Iterator[Sequence[list[int]]]:
+    """Batches of turns, longest texts first: at most `size` turns, and `_PASS` padded tokens."""
+    start = 0
+    while start < len(turns):
+        longest = max(1, lengths[turns[start][0]])
+        end = start + max(1, min(size, _PASS // longest))
+        yield turns[start:end]
+        start = end
+
+
+def _columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
+    labels = batch["labels"]
+    return predict_logits(model, batch).float(), labels, torch.arange(len(labels))
+
+
+def _token_columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
+    """Losses, correct, expected and spread of `TokenPredictions`, and the batch row of each."""
+    scored = _scored(model, batch)
+    parts = (torch.split(of, _CHUNK) for of in (scored.logits, scored.labels))
+    figures = [_token_figures(*part) for part in zip(*parts, strict=True)]
+    return (*_joined(figures), scored.record)
+
+
+def _scored(model: nn.Module, batch: Mapping[str, Tensor]) -> Scored:
+    """Run a model whose output layer is given only the places before scored tokens, if it can be.
+
+    What the model does to its logits then, such as capping them, is done all the same.
+    """
+    labels, narrowed = batch["labels"], []
+    row, place = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+
+    def narrow(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if not given or given[0].shape[:2] != labels.shape:
+            return None
+        narrowed.append(True)
+        return (given[0][row, place][None], *given[1:])
+
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    handle = None if head is None else head.register_forward_pre_hook(narrow)
+    try:
+        logits = predict_logits(model, batch)
+    finally:
+        if handle is not None:
+            handle.remove()
+    if not narrowed:
+        return Scored.of(logits, labels)
+    return Scored(logits[0], labels[:, 1:][row, place], row, len(labels))
+
+
+def _token_figures(logits: Tensor, labels: Tensor) -> Columns:
     log_p = logits.float().log_softmax(-1)
     p = log_p.exp()
     known = log_p.masked_fill(p == 0, 0.0)  # a masked token adds nothing to the moments
     expected = (p * known).sum(-1)
     spread = (p * (known - expected[:, None]).square()).sum(-1).sqrt()
     losses = -log_p.gather(1, labels[:, None])[:, 0]
-    correct = _most_likely(logits) == labels
-    return losses.double().cpu(), correct.cpu(), expected.double().cpu(), spread.double().cpu()
+    return losses.double(), _most_likely(logits) == labels, expected.double(), spread.double()
 
 
-def _batches(
-    model: nn.Module, data: Any, batch_size: int, collate: Collate
-) -> Iterator[tuple[Mapping[str, Tensor], dict[str, Tensor]]]:
-    """Each batch, and the same on the model's device; the model is in evaluation mode meanwhile."""
-    if not len(data):
-        raise HamuError("the data set is empty: it has no record to predict")
-    device = next(model.parameters()).device
-    with evaluating(model):
-        for batch in DataLoader(data, batch_size=batch_size, collate_fn=collate):
-            yield batch, {key: value.to(device) for key, value in batch.items()}
+def _most_likely(logits: Tensor) -> Tensor:
+    """Class of the highest logit, [N]; -1 where a logit is NaN, which argmax calls the highest."""
+    return logits.argmax(-1).masked_fill(logits.isnan().any(-1), -1)

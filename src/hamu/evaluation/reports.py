@@ -20,8 +20,8 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions, probabili
 
 BySet = Mapping[str, Predictions] | Mapping[str, TokenPredictions]
 Ends = dict[str, tuple[float, float]]  # the low and the high end of each figure
-LEVEL = 0.95
-REPLICATES = 1000
+_LEVELS = (0.025, 0.975)
+_REPLICATES = 1000
 _logger = logging.getLogger(__name__)
 
 
@@ -39,48 +39,51 @@ def classifier_report(
         classes: the class names.
         target_class: the class to forget, if there is one; adds the set "test_without_class", the
             test data of all other classes.
-        reference: predictions of a retain model (retrained without the forget set) for the same
-            sets.
+        reference: predictions of a retain model for the same sets.
         seed: seed of the membership inference.
 
     Returns:
         For each set `loss` (mean cross-entropy), `accuracy`, `samples`, `per_class_loss` and
         `per_class_accuracy`; `membership_inference` (None without test data). With a reference
-        also, by set (and class), `against_retain_model` (`against_retain_model_per_class`): the
-        differences of loss and accuracy, ours less its own, `kl`, the mean of KL(p_retain_model ‖
-        p_ours), and `agreement`, the share of samples with the same most likely class; and
-        `retain_model`, with its own `membership_inference` and the
-        `membership_inference_difference`, ours less its own (None where one is None).
+        `against_retain_model`, by set: the differences of loss and accuracy, ours less its own,
+        `kl`, the mean of KL(p_retain_model ‖ p_ours), and `agreement`, the share of samples with
+        the same most likely class; `against_retain_model_per_class`; and `retain_model`, with its
+        `membership_inference` and the `membership_inference_difference`.
 
     Raises:
         HamuError: if the retain model has another number of classes.
     """
-    sets = _with_rest(predictions, target_class)
     report: dict[str, Any] = {}
-    for name, one in sets.items():
-        by_class = {key: _figures(part) for key, part in _parts(one, classes).items()}
-        report[name] = _figures(one) | {"samples": len(one.labels)}
+    of_sets: dict[str, Any] = {}
+    of_classes: dict[str, Any] = {}
+    for name, ours in _with_rest(predictions, target_class).items():
+        theirs = None if reference is None else _with_rest(reference, target_class)[name]
+        places = {key: (ours.labels == number) for number, key in enumerate(classes)}
+        places = {key: chosen for key, chosen in places.items() if chosen.any()}
+        by_class = {key: _figures(_of(ours, chosen)) for key, chosen in places.items()}
+        report[name] = _figures(ours) | {"samples": len(ours.labels)}
         for figure in ("loss", "accuracy"):
-            report[name][f"per_class_{figure}"] = {k: of[figure] for k, of in by_class.items()}
+            report[name][f"per_class_{figure}"] = {key: f[figure] for key, f in by_class.items()}
+        if theirs is not None:
+            of_sets[name] = _against(ours, theirs)
+            of_classes[name] = {
+                key: _against(_of(ours, chosen), _of(theirs, chosen))
+                for key, chosen in places.items()
+            }
     report["membership_inference"] = inference = _inference(predictions, seed)
     if reference is None:
         return report
-    others = _with_rest(reference, target_class)
-    report["against_retain_model"] = {n: _against(one, others[n]) for n, one in sets.items()}
-    report["against_retain_model_per_class"] = per_class = {}
-    for name, one in sets.items():
-        pairs = zip(
-            _parts(one, classes).items(), _parts(others[name], classes).values(), strict=True
-        )
-        per_class[name] = {key: _against(ours, theirs) for (key, ours), theirs in pairs}
-    theirs, difference = _inference(reference, seed), None
-    if inference is not None and theirs is not None:
-        difference = {key: inference[key] - theirs[key] for key in ("accuracy", "auc")}
-    report["retain_model"] = {
-        "membership_inference": theirs,
-        "membership_inference_difference": difference,
+    found, difference = _inference(reference, seed), None
+    if inference is not None and found is not None:
+        difference = {key: inference[key] - found[key] for key in ("accuracy", "auc")}
+    return report | {
+        "against_retain_model": of_sets,
+        "against_retain_model_per_class": of_classes,
+        "retain_model": {
+            "membership_inference": found,
+            "membership_inference_difference": difference,
+        },
     }
-    return report
 
 
 def text_report(
@@ -89,14 +92,13 @@ def text_report(
     """Figures of a language model.
 
     Args:
-        predictions: by set: "retain", "forget", and "test" where there is data that was never
-            trained on.
+        predictions: by set: "retain", "forget", and "test" where there is one.
         texts: by set, the scored text of each record, for the attack zlib.
 
     Returns:
         For each set `loss` and `accuracy` (means over scored tokens), `probability` (mean over
-        records, see `probabilities`), `records` and `tokens`; and `membership_inference`, the AUC
-        of each attack of `text_membership` (None without test data).
+        records, see `probabilities`), `records` and `tokens`; and `membership_inference`, see
+        `text_membership` (None without test data).
     """
     report: dict[str, Any] = {
         name: {
@@ -106,7 +108,6 @@ def text_report(
             "tokens": len(one.losses),
         }
         for name, one in predictions.items()
-        if one.records
     }
     report["membership_inference"] = None
     if "test" in predictions:
@@ -119,18 +120,13 @@ def text_report(
 def _with_rest(
     predictions: Mapping[str, Predictions], target_class: int | None
 ) -> dict[str, Predictions]:
-    """The sets that have samples, with "test_without_class" if a class is to be forgotten."""
+    """All sets; with "test_without_class", if a class is to be forgotten and has others beside."""
     sets = dict(predictions)
     if target_class is not None and "test" in sets:
         rest = sets["test"].labels != target_class
-        sets["test_without_class"] = _of(sets["test"], rest)
-    return {name: one for name, one in sets.items() if len(one.labels)}
-
-
-def _parts(predictions: Predictions, classes: Sequence[str]) -> dict[str, Predictions]:
-    """Samples of each class that occurs."""
-    parts = {name: _of(predictions, predictions.labels == n) for n, name in enumerate(classes)}
-    return {name: part for name, part in parts.items() if len(part.labels)}
+        if rest.any():
+            sets["test_without_class"] = _of(sets["test"], rest)
+    return sets
 
 
 def _of(predictions: Predictions, chosen: torch.Tensor) -> Predictions:
@@ -150,7 +146,6 @@ def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, A
 
 
 def _against(ours: Predictions, reference: Predictions) -> dict[str, float]:
-    """Differences to the retain model, see `classifier_report`."""
     counts = ours.logits.shape[-1], reference.logits.shape[-1]
     if counts[0] != counts[1]:
         raise HamuError(
@@ -166,17 +161,10 @@ def _against(ours: Predictions, reference: Predictions) -> dict[str, float]:
 
 
 def record_intervals(predictions: Predictions | TokenPredictions, *, seed: int = 42) -> Ends:
-    """Percentile bootstrap intervals of a set's figures (Efron 1979) over its records.
+    """95% percentile bootstrap intervals of a set's figures (Efron 1979) over its records.
 
-    The tokens of a text depend on each other, so each draw takes a text as a whole.
-
-    Args:
-        predictions: for one set.
-        seed: seed of the draws.
-
-    Returns:
-        (low, high) of `loss` and `accuracy`, for texts of `probability` too, as the reports define
-        them. A figure that is not finite, or over fewer than two records, has no interval.
+    The tokens of a text depend on each other, so each draw takes a text as a whole. A figure that
+    is not finite, or over fewer than two records, has no interval.
     """
     return _intervals(_per_record(predictions), seed)
 
@@ -190,10 +178,6 @@ def change_intervals(
     """Paired intervals of the change of each figure between two models on the same records.
 
     A record's difficulty cancels in the difference, so these are narrower than those of both.
-
-    Args:
-        before, after: of two models, for the same set.
-        seed: seed of the draws; see `record_intervals`.
     """
     old, new = _per_record(before), _per_record(after)
     with np.errstate(invalid="ignore"):  # infinite in both
@@ -226,10 +210,9 @@ def _intervals(figures: Mapping[str, NDArray[Any]], seed: int) -> Ends:
         return {}
     columns = np.stack(list(finite.values()))
     rng = np.random.default_rng(seed)
-    draws = (rng.integers(records, size=records) for _ in range(REPLICATES))
+    draws = (rng.integers(records, size=records) for _ in range(_REPLICATES))
     totals = np.stack([columns @ np.bincount(draw, minlength=records) for draw in draws])
-    levels = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    ends = np.quantile(totals[..., 0] / totals[..., 1], levels, axis=0)
+    ends = np.quantile(totals[..., 0] / totals[..., 1], _LEVELS, axis=0)
     return {name: (low, high) for name, (low, high) in zip(finite, ends.T.tolist(), strict=True)}
 
 
@@ -244,15 +227,12 @@ class Metric(ABC):
 
     @abstractmethod
     def measure(self, predictions: BySet, reference: BySet | None) -> float | None:
-        """Measure the figure.
+        """Measure the figure; None if these data do not allow it.
 
         Args:
             predictions: by set: "retain", "forget", and "test" where there is one; `Predictions` of
                 a classifier, `TokenPredictions` of a language model.
             reference: those of a retain model for the same sets, if there is one.
-
-        Returns:
-            The figure, None if these data do not allow it.
         """
 
 

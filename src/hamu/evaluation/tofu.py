@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,20 +22,14 @@ from hamu.evaluation.predictions import TokenPredictions, predict_tokens, probab
 PARAPHRASED, PERTURBED = "paraphrased_answer", "perturbed_answer"
 _TERMS = ("probability", "rouge", "truth_ratio")
 _OUTSIDE_SETS = ("real_authors", "world_facts")  # pre-training knowledge, judged among options
-_UTILITY_SETS = ("retain", *_OUTSIDE_SETS)
 
 
 def normalized_probabilities(
     answer: TokenPredictions, wrong: TokenPredictions, owner: Tensor
 ) -> Tensor:
-    """P / (p + Σ_j p_j) of each record, [records] float64, with p = exp(-NLL).
+    """P / (p + Σ_j p_j) of each record, p = exp(-NLL), j its wrong answers; float64.
 
-    j runs over a record's wrong answers. TOFU reports this for real authors and world facts.
-
-    Args:
-        answer: predictions of the right answers.
-        wrong: predictions of the wrong answers, at least one for each record.
-        owner: [wrong.records], the record of each wrong answer.
+    `owner` is the record of each wrong answer. TOFU reports this for real authors and world facts.
     """
     odds = torch.exp(answer.record_losses[owner] - wrong.record_losses)  # p_j/p, never 0/0
     return 1.0 / (1.0 + odds.new_zeros(answer.records).index_add_(0, owner, odds))
@@ -44,16 +38,11 @@ def normalized_probabilities(
 def truth_ratios(
     paraphrase: TokenPredictions, perturbed: TokenPredictions, owner: Tensor
 ) -> Tensor:
-    """R = exp(-mean_j NLL(perturbed_j)) / exp(-NLL(paraphrase)) of each record, [records] float64.
+    """R = exp(-mean_j NLL(perturbed_j)) / exp(-NLL(paraphrase)) of each record, float64.
 
-    R is small where the model prefers the truth, and 1 where it is indifferent. The paper writes an
+    Small where the model prefers the truth, 1 where it is indifferent. The paper writes an
     arithmetic mean of the perturbed answers' probabilities; its published results take the
     geometric mean, as here.
-
-    Args:
-        paraphrase: predictions of the right answers in other words.
-        perturbed: predictions of the wrong answers, at least one for each record.
-        owner: [perturbed.records], the record of each wrong answer.
     """
     losses = perturbed.record_losses
     sums = losses.new_zeros(paraphrase.records).index_add_(0, owner, losses)
@@ -61,34 +50,21 @@ def truth_ratios(
 
 
 def truth_ratio_scores(ratios: Tensor, for_forget: bool) -> Tensor:
-    """Score truth ratios R in [0, 1], higher is better.
-
-    Args:
-        ratios: R of each record, in [0, ∞].
-        for_forget: min(R, 1/R), best where right and wrong are equally likely; otherwise
-            max(0, 1 - R), best where the truth is certain.
-    """
+    """min(R, 1/R) for the forget set, best where R is 1; otherwise max(0, 1 - R), best where 0."""
     return torch.minimum(ratios, 1.0 / ratios) if for_forget else (1.0 - ratios).clamp(min=0.0)
 
 
 def model_utility(values: Sequence[float]) -> float:
-    """Harmonic mean, 0 if a value is 0.
-
-    TOFU takes it of nine values: probability, ROUGE-L recall and truth ratio score, each on the
-    retain set, on real authors and on world facts.
-    """
+    """Harmonic mean, 0 if a value is 0; of nine values, see `tofu_report`."""
     return float(statistics.harmonic_mean(values))
 
 
 def forget_quality(ours: Sequence[float] | Tensor, reference: Sequence[float] | Tensor) -> float:
     """p-value of a two-sample Kolmogorov-Smirnov test between truth ratios R on the forget set.
 
-    Near 1 the test cannot tell the model from one that never saw the forget set; TOFU calls p >
-    0.05 good.
-
     Args:
-        ours: R of each record under the unlearned model.
-        reference: R of each record under the retain model (retrained without the forget set).
+        ours, reference: R of each record under the unlearned model, and under a retain model, one
+            retrained without the forget set. TOFU calls p > 0.05 good.
     """
     from scipy.stats import ks_2samp
 
@@ -102,8 +78,7 @@ class TofuSets:
     Each record has the field `perturbed_answer` (wrong answers), and maybe `paraphrased_answer`.
 
     Attributes:
-        forget: the records to forget.
-        retain: records to keep.
+        forget, retain: the records to forget, and records to keep.
         real_authors: questions about authors who exist.
         world_facts: questions about the world.
     """
@@ -128,8 +103,7 @@ def tofu_report(
     """Figures of TOFU, ready for JSON.
 
     Args:
-        model: a causal language model.
-        tokenizer: the model's tokenizer, with a padding token.
+        model, tokenizer: a causal language model, and its tokenizer.
         sets: the sets to evaluate on.
         batch_size: records per forward pass.
         max_length: cuts longer records at their end.
@@ -144,34 +118,30 @@ def tofu_report(
         the mean ROUGE-L recall of the generated answers (None without them); `truth_ratio`, the
         mean of `truth_ratio_scores` with the paraphrased answers, or the answers themselves where a
         set has no paraphrases; for the forget set also `truth_ratios`, for `forget_quality`.
-
-        `model_utility` is the harmonic mean of the nine values on retain set, real authors and
-        world facts (None if one is missing). `model_utility_probability` is the probability on the
-        retain set (None without it): the row "model utility (probability)" of the paper HAMU, which
-        does not define it further.
+        `model_utility`, the harmonic mean of probability, rouge and truth ratio on retain set, real
+        authors and world facts (None if one is missing); `model_utility_probability`, the
+        probability on the retain set (a row of the paper HAMU, which does not define it further).
 
     Raises:
         HamuError: if a record has no perturbed answer, or only some have a paraphrased one.
     """
     report: dict[str, Any] = {}
-    for name in (field.name for field in fields(sets)):
-        texts = getattr(sets, name)
-        if texts is None or not len(texts):
+    for name, texts in vars(sets).items():
+        if texts is None:
             continue
         report[name] = figures = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
         drawn = draw_positions(len(texts), most, seed) if generate else []
-        chosen = range(len(texts)) if drawn is None else drawn
-        figures |= {"generated": len(chosen), "rouge": None}
-        if len(chosen):
-            asked = texts.select(sorted(chosen))
+        asked = texts if drawn is None else texts.select(sorted(drawn))
+        figures |= {"generated": len(asked), "rouge": None}
+        if len(asked):
             data = encode(asked, tokenizer, max_length)
             answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
             right = [record.answer for record in asked.records]
             figures["rouge"] = rouge_l_recall(answers, right).mean().item()
-    nine = [report.get(name, {}).get(key) for name in _UTILITY_SETS for key in _TERMS]
+    nine = [report.get(n, {}).get(key) for n in ("retain", *_OUTSIDE_SETS) for key in _TERMS]
     return report | {
         "model_utility": None if None in nine else model_utility(nine),
-        "model_utility_probability": report.get("retain", {}).get("probability"),
+        "model_utility_probability": nine[0],
     }
 
 
@@ -184,9 +154,9 @@ def _likelihoods(
         data = encode(records, tokenizer, max_length)
         return predict_tokens(model, data, batch_size, TextCollator())
 
-    answer, wrong = predicted(texts), predicted(texts.answering(PERTURBED))
-    counts = [len(texts.select([i]).answering(PERTURBED)) for i in range(len(texts))]
-    owner = torch.arange(len(texts)).repeat_interleave(torch.tensor(counts))
+    perturbed = texts.answering(PERTURBED)
+    owner = torch.unique_consecutive(perturbed.rows, return_inverse=True)[1]
+    answer, wrong = predicted(texts), predicted(perturbed)
     right = answer
     if any(record.fields.get(PARAPHRASED) for record in texts.records):
         paraphrases = texts.answering(PARAPHRASED)

@@ -12,9 +12,10 @@ import numpy as np
 import plotly.graph_objects as go
 import torch
 
-from hamu.evaluation import AttackScores, loss_attack, min_k_scores, principal_axes, probabilities
 from hamu.evaluation.attack_results import RELEARNING, AttackResult
 from hamu.evaluation.gains import drawn_entries
+from hamu.evaluation.membership import AttackScores, loss_attack, min_k_scores
+from hamu.evaluation.predictions import principal_axes, probabilities
 from hamu.report.observations import ROLES, ImageObservations, Observations, TextObservations
 from hamu.report.pictures import COLOR_OF_MODEL, Look, label_of, limits_of
 from hamu.report.run import SIDES, Layers, Run

@@ -31,7 +31,6 @@ from hamu.evaluation import (
     Predictions,
     TokenPredictions,
     classifier_report,
-    further_figures,
     generate_answers,
     predict,
     predict_tokens,
@@ -39,6 +38,7 @@ from hamu.evaluation import (
     text_report,
 )
 from hamu.evaluation.membership import auc_of
+from hamu.evaluation.reports import further_figures
 from hamu.files import MERGED
 from hamu.models import (
     check_fits,

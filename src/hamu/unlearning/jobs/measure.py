@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from hamu.evaluation.attack_results import (
     AttackSettings,
     Kind,
 )
-from hamu.evaluation.attacks import AttackData, attack_model, check_can_quantize, collected
+from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
 from hamu.evaluation.tofu import PERTURBED
 from hamu.files import (
     ANSWERS,
@@ -371,24 +372,19 @@ class _Attacker:
         task, settings = self._task, self._settings
         roles = {"model": UNLEARNED, "original": ORIGINAL, "retain": RETRAINED}
         models = {roles[key]: name for key, name in task.named_models().items()}
-        found, data = {}, None
         work = len(models) * settings.work(self._names, self._kind)
         with task_bar(task.console) as bar:
             job = bar.add_task("attacks", total=work)
-            for role, name in models.items():
-                bar.update(job, description=f"attacks on the {role} model")
-                model = task.on_device(task.start_model(name))
-                data = self._data_for(model)
-                found[role] = attack_model(
-                    model,
-                    data,
-                    settings,
-                    seed=task.args.seed,
-                    role=role,
-                    advance=lambda steps: bar.advance(job, steps),
-                )
-        assert data is not None  # there is always an unlearned model
-        return collected(found, data, settings)
+
+            def loaded() -> Iterator[tuple[str, Any, AttackData]]:
+                for role, name in models.items():
+                    bar.update(job, description=f"attacks on the {role} model")
+                    model = task.on_device(task.start_model(name))
+                    yield role, model, self._data_for(model)
+
+            return attack_all(
+                loaded(), settings, task.args.seed, lambda steps: bar.advance(job, steps)
+            )
 
     def _data_for(self, model: Any) -> AttackData:
         """The problem in the form that a model takes."""

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
-from hamu.evaluation import embed
+from hamu.evaluation.predictions import embed
 from hamu.files import REPORT, write_whole
 from hamu.report.observations import (
     ROLES,
