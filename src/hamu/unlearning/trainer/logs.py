@@ -30,7 +30,7 @@ _KEPT_BACK = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABL
 
 
 class StepLog(TrainerCallback):
-    """Write settings and inputs of a run, and a line per step in two logs, from its first step on."""
+    """Write settings and inputs of a run, then a line per step in two logs, from its first step."""
 
     trainer: Any  # the `UnlearnTrainer` of these steps; to be set before the run begins
 

@@ -237,6 +237,8 @@ class ResumableTrainer(Trainer):
 
     def _interrupted_anywhere(self) -> bool:
         """True if any process was interrupted, so that all stop after the same step."""
+        if world_size() == 1:  # without a read from the device
+            return bool(self.interrupted_by)
         mine = torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)
         return bool(all_reduced(mine).item())
 
