@@ -216,7 +216,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_settings(
-    *,
     learning_rate: float,
     max_grad_norm: float | None,
     batch_size: int,
@@ -292,20 +291,9 @@ def assess_model(
         HamuError: if a setting is out of range, a set is empty, nothing is trainable, or a gradient
             is not finite.
     """
-    check_settings(
-        learning_rate=learning_rate,
-        max_grad_norm=max_grad_norm,
-        batch_size=batch_size,
-        most_batches=most_batches,
-        curvature_samples=curvature_samples,
-        bootstrap_memory=bootstrap_memory,
-    )
-    method = HamuQ(0.5, constraint_mode="relative") if method is None else method
-    if not isinstance(method, HamuQ | HamuU):
-        name = getattr(method, "name", method)
-        raise HamuError(
-            f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
-        )
+    numbers = (batch_size, most_batches, curvature_samples, bootstrap_memory)
+    check_settings(learning_rate, max_grad_norm, *numbers)
+    method = _checked_method(method)
     report, done, total = progress or (lambda done, total: None), 0.0, 0.0
 
     def add(cost: float) -> None:
@@ -317,10 +305,7 @@ def assess_model(
     most = math.inf if most_batches is None else most_batches * batch_size
     used = {side: int(min(count, most)) for side, count in assessed.records.items()}
     one_pass, available = sum(used.values()), assessed.records["retain"]
-    if curvature_samples is None:
-        cost = HessianCost.affordable(one_pass, available, batch_size)
-    else:
-        cost = HessianCost(min(curvature_samples, available), batch_size)
+    cost = HessianCost.affordable(one_pass, available, batch_size, curvature_samples)
     total = one_pass * (1 + 2 * _FORWARD * conflicts) + cost.of(LANCZOS + 2 * SOLVER)
     with assessed.untouched():
         parts = kept_parts(assessed, used, bootstrap_memory)
@@ -329,36 +314,40 @@ def assess_model(
         gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
         del sides
         found = _first_order(assessed, parted, method, max_grad_norm)
-        curvature, second = None, None
+        demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
         if cost.samples:
-            gram = clipped(parted.gram(), max_grad_norm)
-            status = constraint_status(gram, variants_of(method)[HamuQ.name])
-            demand = learning_rate * status.clipped_demand.item() / found["clip"][1]
-            curvature, second = _second_order(assessed, gradients, demand, cost)
-        against: dict[str, Conflicts] = {
-            side: _conflicts(assessed, side, gradients[other], used[side])
-            for side, other in (SIDES[::-1], SIDES)
-            if conflicts
-        }
+            found |= _second_order(assessed, gradients, demand, cost)
+        for side, other in (SIDES[::-1], SIDES) if conflicts else ():
+            found["conflicts"][side] = _conflicts(assessed, side, gradients[other], used[side])
     report(total, total)
-    rate = None
-    if curvature is not None:
-        rate = curvature.trusted_rate(ERROR_RATIO) / found["step_length"]
-    scales = (1 / found["clip"][0], 1 / found["clip"][1])
     return Assessment(
         method=method,
         records=assessed.records,
         measured_records=used,
         block_names=assessed.block_names,
         learning_rate=learning_rate,
-        curvature=curvature,
         curvature_samples=cost.samples,
-        second_order=second,
-        conflicts=against,
-        verdict=judge(found["frontiers"][method.name], method, scales, rate),
+        verdict=_verdict(found, method),
         epochs=done / sum(assessed.records.values()),
         **found,
     )
+
+
+def _checked_method(method: HamuQ | HamuU | None) -> HamuQ | HamuU:
+    method = HamuQ(0.5, constraint_mode="relative") if method is None else method
+    if not isinstance(method, HamuQ | HamuU):
+        name = getattr(method, "name", method)
+        raise HamuError(
+            f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
+        )
+    return method
+
+
+def _verdict(found: Mapping[str, Any], method: HamuQ | HamuU) -> Verdict:
+    scales, rate = (1 / found["clip"][0], 1 / found["clip"][1]), None
+    if found["curvature"] is not None:
+        rate = found["curvature"].trusted_rate(ERROR_RATIO) / found["step_length"]
+    return judge(found["frontiers"][method.name], method, scales, rate)
 
 
 def _first_order(
@@ -380,6 +369,10 @@ def _first_order(
         "intervals": bootstrap(parted, method, max_norm, seed=assessed.seed),
         "block_hardness": {name: BlockHardness.at(status) for name, status in statuses.items()},
         "frontiers": {name: frontier(gram, variant) for name, variant in variants.items()},
+        "clipped_demand": statuses[HamuQ.name].clipped_demand.item(),
+        "curvature": None,
+        "second_order": None,
+        "conflicts": {},
     }
 
 
@@ -388,7 +381,7 @@ def _second_order(
     gradients: Mapping[str, list[Tensor | None]],
     demand: float,
     cost: HessianCost,
-) -> tuple[Curvature, SecondOrder]:
+) -> dict[str, Any]:
     """The retain Hessian's spectrum on some records, and the second-order condition."""
     positions, parameters = assessed.positions("retain", cost.samples), assessed.parameters
     batches = list(assessed.batches("retain", positions, cost.size))
@@ -407,7 +400,8 @@ def _second_order(
 
     spectrum = lanczos(product, parameters, steps=LANCZOS, tolerance=1e-2, seed=assessed.seed)
     g_r, g_f = (flat(gradients[side], parameters) for side in SIDES)
-    return spectrum, second_order(product, g_r, g_f, spectrum, demand)
+    condition = second_order(product, g_r, g_f, spectrum, demand)
+    return {"curvature": spectrum, "second_order": condition}
 
 
 def _conflicts(

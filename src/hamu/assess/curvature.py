@@ -303,8 +303,12 @@ class HessianCost:
     batch_size: int
 
     @classmethod
-    def affordable(cls, budget: float, records: int, batch_size: int) -> HessianCost:
-        """As many of the records as pay for all products; none where a single one does not."""
+    def affordable(
+        cls, budget: float, records: int, batch_size: int, asked: int | None = None
+    ) -> HessianCost:
+        """As many of the records as asked for, else as pay for all products, if any do."""
+        if asked is not None:
+            return cls(min(asked, records), batch_size)
         products = LANCZOS + 2 * SOLVER
         one = cls(1, batch_size)
         samples = int(budget / one.of(products))

@@ -246,8 +246,9 @@ class PartedGram:
         def product(x: Tensor, rows: slice, columns: slice, y: Tensor) -> Tensor:
             return torch.einsum("i,lij,j->l", x, self.products[:, rows, columns], y)
 
-        squares = product(r, first, first, r), product(f, last, last, f)
-        return PairGram(*(s.clamp(min=0) for s in squares), product(r, first, last, f), self.eps)
+        retain, forget = product(r, first, first, r), product(f, last, last, f)
+        dot = product(r, first, last, f)
+        return PairGram(retain.clamp(min=0), forget.clamp(min=0), dot, self.eps)
 
 
 def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
