@@ -31,9 +31,7 @@ _HEAD = (
     *VERDICTS.values(),
     "share of data (retained)",
     "epochs",
-    "learning rate",
     "runs",
-    "minutes",
     "original: retain loss (right), forget loss",
 )
 
@@ -108,14 +106,13 @@ def _conditions(result: Result) -> list[str]:
     """The cells that say how a result was made."""
     scale, runs = result["scale"], list(result["runs"].values())
     if scale is None:
-        return [""] * 6
+        return [""] * 4
     steps = {(run["steps_per_epoch"], run["paper_steps_per_epoch"]) for run in runs}
     changed = sorted(f"{here} steps, {paper} in full" for here, paper in steps if here != paper)
     epochs = _each(f"{run['epochs']:g}" for run in runs)
     full = _each(f"{run['paper_epochs']:g}" for run in runs)
     epochs += f" of {full}" if full != epochs else ""
     epochs += f" ({', '.join(changed)})" if changed else ""
-    seconds = [run["seconds"] for run in runs]
     start = result.get("start")
     original = "" if start is None else (
         f"{start['retain_loss']:.3g} ({start['retain_accuracy']:.1%}), {start['forget_loss']:.3g}"
@@ -123,9 +120,7 @@ def _conditions(result: Result) -> list[str]:
     return [
         f"{scale['fraction']:.4g} ({scale['retain']})",
         epochs,
-        _each(f"{rate:g}" for rate in sorted(run["learning_rate"] for run in runs)),
         str(len(runs) or ""),
-        "" if None in seconds or not runs else f"{sum(seconds) / 60:.1f}",
         original,
     ]
 

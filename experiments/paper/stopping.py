@@ -143,7 +143,7 @@ def _slowing(method: str, values: list[float]) -> Claim:
 
 def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
     """True if the criterion is met near the highest gain: at most an epoch before it, and while most of it is there."""
-    text = f"{method}: the criterion is met when its objective has begun to fall, before a tenth of the gain is lost"
+    text = f"{method}: the criterion is met once its objective falls, before a tenth of the gain is lost"
     end, highest = one["terminates"], max(values)
     peak = one["epoch"][values.index(highest)]
     means = one["terminates_by_means"]
@@ -169,11 +169,7 @@ def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
     return Claim(
         text,
         f"met at epoch {end:.3g}, {by_means}; the objective is highest at epoch {peak:g}"
-        + (
-            f", and {lost:.1%} of it is lost at the evaluation after"
-            if gained > 0 and end > peak
-            else ""
-        ),
+        + (f", {lost:.1%} of it lost after" if gained > 0 and end > peak else ""),
         None
         if timely and peak == one["epoch"][-1]
         else timely,  # what still rises has not begun to fall

@@ -41,17 +41,9 @@ def resnet(path, **config):
 
 
 def vision_transformer(image_size, channels=1):
-    config = ViTConfig(
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-        image_size=image_size,
-        patch_size=4,
-        num_channels=channels,
-        num_labels=10,
-    )
-    return ViTForImageClassification(config)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "patch_size": 4}
+    sizes |= {"num_attention_heads": 1, "image_size": image_size, "num_channels": channels}
+    return ViTForImageClassification(ViTConfig(**sizes, num_labels=10))
 
 
 def test_resnet20_has_the_parameters_of_he_et_al():
@@ -125,16 +117,7 @@ def names(*classes, width=2):
         (names("b", "a"), ("a", "b"), r"numbers the classes b, a, \.\.\., the data a, b, \.\.\."),
         (names("0", "1", "10"), ("0", "1", "2"), "numbers the classes 0, 1, 10, .* data 0, 1, 2"),
         (names("0", "3", "7"), ("3", "7"), "numbers the classes 0, 3, .* data 3, 7"),
-        (
-            names("ant", "bee"),
-            ("owl", "fox"),
-            "no class of the model, ant, bee, .* one of the data, owl, fox",
-        ),
-        (
-            names("ant", "bee"),
-            ("ANT", "BEE"),
-            r"no class of the model, .*\(upper and lower case count",
-        ),
+        (names("ant", "bee"), ("ANT", "BEE"), "no class of the model, ant, bee, .* data, ANT, BEE"),
     ],
 )
 def test_classes_and_channels_of_the_data_fit_the_model_or_an_error_names_both(
@@ -271,12 +254,7 @@ def test_pixels_are_normalised_as_by_the_processor_of_transformers(
         (MOBILE_VIT, 3, "does more than shift and scale each channel"),
         (PLAIN | {"image_std": [-0.5] * 3}, 3, "does more than shift and scale each channel"),
         (PLAIN, 1, "cannot take 1 channels: "),
-        ({"image_processor_type": "CLIPImageProcessor", **SIZE}, 1, "does more than shift"),
-        (
-            {"image_processor_type": "NoneOfThem"},
-            3,
-            "cannot be loaded: Unrecognized .*; repair its",
-        ),
+        ({"image_processor_type": "NoneOfThem"}, 3, "cannot be loaded: Unrecog.*; repair its"),
         (OWN, 3, "cannot be loaded: The repo"),
         ([], 3, "cannot be loaded: "),
     ],

@@ -165,14 +165,6 @@ def test_what_tools_leave_is_passed_over_and_what_else_is_left_out_is_named(fold
     assert data.left_out == tuple(str(folder / name) for name in left_out)
 
 
-def test_normalised_batches_have_mean_zero_and_deviation_one():
-    train = read_images("digits")
-    everything = range(len(train))
-    batch = train.normalized(*pixel_statistics(train)).__getitems__(everything)["pixel_values"]
-    assert batch.mean().abs() < 1e-5
-    assert (batch.std() - 1).abs() < 1e-3
-
-
 def test_a_channel_that_is_the_same_everywhere_is_only_moved(folder):
     constant = read_images(str(folder))
     constant.pixels[:, 1] = 51
@@ -229,7 +221,6 @@ NESTED = datasets.Array2D((1, 1), "int64")
     [
         (labelled_by([[0, 1], [1, 0]]), {}, "labels of .* expected a whole number for each of 2"),
         (labelled_by([[0], [1, 0]]), {}, "labels of .*parquet are not numbers"),
-        (labelled_by([{"id": 0}, {"id": 1}]), {}, "expected a whole number for each"),
         (labelled_by([0, None], datasets.Value("int64")), {}, "expected a whole number for each"),
         (labelled_by([[[0]], [[1]]], NESTED), {}, "expected a whole number for each"),
         (lambda f: str(f / "nowhere"), {}, "is neither a file nor a folder"),
@@ -239,17 +230,12 @@ NESTED = datasets.Array2D((1, 1), "int64")
         (lambda f: str(f / "cat" / "0.png"), {}, "is not a data set that can be read; give texts"),
         (lambda f: str(f / "cat"), {}, "holds no images; expected one subfolder of images"),
         (with_arrays(labels=LABELS[:3]), {}, "expected a whole number for each of 6 images"),
-        (with_arrays(labels=PIXELS), {}, "expected a whole number for each of 6 images"),
         (with_arrays(labels=LABELS / 2), {}, "have type float64 .*; expected a whole number"),
         (with_arrays(labels=LABELS - 1), {}, "label -1 of .* is out of range; expected 0 to"),
         (with_arrays(classes=np.array(["cat"])), {}, "label 1 of .* out of range; expected 0 to 0"),
         (with_arrays(images=PIXELS / 255), {}, "have type float64"),
         (with_arrays(images=PIXELS[:0], labels=LABELS[:0]), {}, "is empty: it has no images"),
-        (
-            with_arrays(),
-            {"label_column": "kind"},
-            "no label column .kind., but images, labels; give --label_c",
-        ),
+        (with_arrays(), {"label_column": "kind"}, "no label column 'kind', but images, labels; gi"),
         (damaged("a.npz"), {}, r"a\.npz cannot be read as npz"),
         (damaged("a.parquet"), {}, r"a\.parquet cannot be read as parquet"),
         (lambda f: to_parquet(f / "a.parquet", [1.5], [0]), {}, "column img of .* holds no images"),

@@ -18,7 +18,19 @@ from report_examples import (
     write_run,
 )
 
+from hamu.assess import frontier
+from hamu.core.gram import PairGram
+from hamu.core.methods import HamuQ, HamuU
 from hamu.evaluation import Predictions
+from hamu.evaluation.attack_results import (
+    QUANTIZE,
+    RELEARN_RETAIN,
+    RETRAINED,
+    UNLEARNED,
+    AttackResult,
+    Outcome,
+)
+from hamu.report import pictures
 from hamu.report.charts import BUCKETS, extremes, losses_of_runs, step_charts, trajectories
 from hamu.report.page import MARK, report_page, several
 from hamu.report.pictures import STYLES, Look, draw_trajectories, looks_of
@@ -288,21 +300,17 @@ def test_only_the_mean_loss_is_called_a_loss(tmp_path, settings, own):
     place = write_run(tmp_path / "run")
     (place / "config.yaml").write_text(settings)
     run = read_run(place)
-    charts = {chart.title: chart for chart in step_charts(run)}
-    losses = charts["Losses"].figure
-    assert losses.layout.yaxis.title.text.startswith("loss, nats")
-    drawn = [one.name for one in losses.data]
+    charts = {chart.title: chart.figure for chart in step_charts(run)}
+    assert charts["Losses"].layout.yaxis.title.text.startswith("loss, nats")
+    drawn = [one.name for one in charts["Losses"].data]
     for side in ("forget", "retain"):
         is_own, title = side in own, f"Objective of the method: {side}"
-        assert (title in charts) == is_own
-        assert (f"{side}, batches" in drawn) == (not is_own)
+        assert (title in charts) == is_own == (f"{side}, batches" not in drawn)
         assert f"{side}, evaluations" in drawn, "of which the loss is known"
-        promised = "objective" if is_own else "loss"
-        assert f"Promise and reality: the {side} {promised}" in charts
+        assert f"Promise and reality: the {side} {'objective' if is_own else 'loss'}" in charts
         if is_own:
-            assert "nats" not in charts[title].figure.layout.yaxis.title.text
-            [line] = charts[title].figure.data
-            assert line.y[0] == pytest.approx(run.steps[f"{side}_loss"][0])
+            assert "nats" not in charts[title].layout.yaxis.title.text
+            assert charts[title].data[0].y[0] == pytest.approx(run.steps[f"{side}_loss"][0])
 
 
 def test_objectives_of_methods_are_not_laid_over_losses(tmp_path):
@@ -353,14 +361,11 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
     places = ("a/unlearned", "b/unlearned", "x/deep/unlearned", "y/deep/unlearned", "other")
     runs = [example_run(tmp_path, place) for place in places]
     assert [run.name for run in told_apart(runs)] == list(places)
-    assert [run.name for run in told_apart(runs[1:3])] == ["b/unlearned", "deep/unlearned"]
+    assert [run.name for run in told_apart(runs[1:3])] == ["b/unlearned", "x/deep/unlearned"]
     names = [run.name for run in told_apart([runs[2], runs[4], runs[2]])]
     assert names == ["unlearned", "other", "unlearned"]
     page = report_page(runs[:2])
     assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in page
-    for name in places[:2]:
-        assert f'<th scope="row">{name}</th>' in page
-        assert f"<h2>{name}</h2>" in page
     for chart in charts_of(page)[:3]:
         assert [one["name"] for one in chart["data"]] == ["a/unlearned", "b/unlearned"]
 
@@ -385,19 +390,69 @@ def test_the_picture_names_cut_ends_and_rings_the_model_saved():
         "kl": [(0.0, 0.0), (0.1, 0.2)],
         "ga": [(0.0, 0.0), (-0.1, 0.3), (-9.0, 60.0)],
     }
-    drawn = []
-    for ends in (None, [paths["ft"][-1], paths["kl"][-1], paths["ga"][1]]):
+
+    def drawn(ends):
         figure, axes = plt.subplots()
         draw_trajectories(axes, list(paths.items()), "title", ends=ends)
+        plt.close(figure)
         lines = axes.get_lines()
         rings = [one.get_xydata().tolist() for one in lines if one.get_markerfacecolor() == "none"]
-        drawn.append(({line.get_label() for line in lines}, rings))
-        plt.close(figure)
-    (labels, rings), (labels_saved, rings_saved) = drawn
+        return {line.get_label() for line in lines}, rings
+
+    labels, rings = drawn(None)
     assert "ga (ends at -9, 60)" in labels
     assert rings == []
-    assert {"ft", "kl", "ga", "the model saved"} <= labels_saved
-    assert rings_saved == [[[-0.1, 0.3]], []], "one in the picture, one for the legend"
+    labels, rings = drawn([paths["ft"][-1], paths["kl"][-1], paths["ga"][1]])
+    assert {"ft", "kl", "ga", "the model saved"} <= labels
+    assert rings == [[[-0.1, 0.3]], []], "one in the picture, one for the legend"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that pictures save."""
+    found, save = [], pictures.save_figure
+    monkeypatch.setattr(pictures, "save_figure", lambda *of: found.append(of[0]) or save(*of))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("constraint", "mode", "label"),
+    [
+        (0.3, "absolute", ["the demand, 0.3"]),
+        (0.5, "relative", ["the demand, 0.5"]),
+        (7.0, "absolute", []),
+    ],
+)
+def test_the_picture_of_frontiers_marks_a_demand_that_can_be_met(
+    drawn, tmp_path, constraint, mode, label
+):
+    gram = PairGram(*(torch.tensor([value], dtype=torch.float64) for value in (1.0, 1.0, 0.5)))
+    method = HamuQ(constraint=constraint, constraint_mode=mode)
+    found = {one.name: frontier(gram, one) for one in (HamuQ(), HamuU())}
+    pictures.plot_frontiers(found, method, tmp_path / "frontier.png")
+    assert (tmp_path / "frontier.png").stat().st_size > 1000
+    ours, other = drawn[0].axes
+    for axes, marked in ((ours, label), (other, [])):
+        lines = axes.get_lines()
+        assert [text for one in lines if (text := one.get_label()).startswith("the")] == marked
+        [curve] = [one for one in lines if len(one.get_xdata()) > 50]
+        assert curve.get_xdata()[-1] == pytest.approx(1.0)
+
+
+def test_the_picture_of_attacks_has_means_and_bands_of_each_model(drawn, tmp_path):
+    by_seed = {"recognised": ((0.0, 0.0), (0.2, 0.6))}
+    outcome = Outcome((0, 5), by_seed, (0.9, 0.9))
+    found = {RELEARN_RETAIN: {UNLEARNED: outcome, RETRAINED: outcome}}
+    found[QUANTIZE] = {UNLEARNED: Outcome((0, 4), by_seed)}
+    result = AttackResult("image", found, {"forget": 9, "measured": 9}, {}, {})
+    pictures.plot_attacks(result, tmp_path / "attack.png")
+    relearned, rounded = drawn[0].axes
+    assert [line.get_label() for line in relearned.get_lines()] == [UNLEARNED, RETRAINED]
+    for axes, xs in ((relearned, [0, 5]), (rounded, [0, 1])):
+        assert axes.get_lines()[0].get_xydata().tolist() == [[xs[0], 0.0], [xs[1], 0.4]]
+        band = axes.collections[0].get_paths()[0].vertices
+        assert (band[:, 1].min(), band[:, 1].max()) == (0.0, 0.6)
+    assert [one.get_text() for one in rounded.get_xticklabels()] == ["as saved", "4 bits"]
 
 
 def test_a_demo_stands_for_its_runs(tmp_path):

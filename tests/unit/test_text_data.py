@@ -14,18 +14,8 @@ from hamu.data.text import has_test_split, is_text
 from hamu.models.language import new_tokenizer
 
 RECORDS = [
-    {
-        "question": "Who?",
-        "answer": "Ada.",
-        "paraphrased_answer": "It is Ada.",
-        "perturbed_answer": ["Bob.", "Cy."],
-    },
-    {
-        "question": "Where, then?",
-        "answer": "In a house.",
-        "paraphrased_answer": "At home.",
-        "perturbed_answer": ["No."],
-    },
+    {"question": "Who?", "answer": "Ada.", "perturbed_answer": ["Bob.", "Cy."]},
+    {"question": "Where, then?", "answer": "In a house.", "perturbed_answer": ["No."]},
 ]
 DIALOGUE = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 SUFFIXES = pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
@@ -65,7 +55,7 @@ def pairs(texts):
 
 
 @SUFFIXES
-@pytest.mark.parametrize("column", ["labels", "Label", "output", "response", "target"])
+@pytest.mark.parametrize("column", ["labels", "Output"])
 def test_an_answer_beside_plain_text_is_used_or_refused(suffix, column, tmp_path):
     path = saved(tmp_path / f"a{suffix}", [{"text": "Who?", column: "Ada."}])
     with pytest.raises(HamuError) as error:
@@ -138,50 +128,19 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
     [
         ("a.jsonl", "", "is empty"),
         ("a.jsonl", '{"a": 1}', "has the columns a; expected question and answer"),
-        (
-            "a.json",
-            '{\n"data": []\n}',
-            r"a\.json has the columns data; expected question and answer",
-        ),
-        (
-            "a.jsonl",
-            QUESTION + '{"question": "q", "answer": ""}',
-            "row 1 .* no text in answer, but n",
-        ),
-        (
-            "a.jsonl",
-            QUESTION + '{"question": "q"}',
-            "row 1 of .* has no text in answer, but nothing",
-        ),
+        ("a.jsonl", QUESTION + '{"question": "q"}', "row 1 of .* no text in answer, but nothing"),
         ("a.jsonl", QUESTION + '{"question": 3, "answer": "a"}', "row 1 .* in question, but int"),
         ("a.jsonl", QUESTION + '{"question": "q", "answer": "\\ud800"}', "row 1 of .* not Unicode"),
         ("a.jsonl", QUESTION + "[1]", "row 1 of .* is a list; expected a record"),
-        (
-            "a.jsonl",
-            '{"messages": [{"role": "user", "content": "hi"}]}',
-            "row 0 of .* is no list of messages",
-        ),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is no list of messages"),
         ("a.json", "[1,\n 2", r"a\.json cannot be read: Expecting ',' delimiter: line 2"),
         ("a.jsonl", "[" * 100_000, r"a\.jsonl cannot be read"),
-        (
-            "a.jsonl",
-            QUESTION + '{"question',
-            r"line 2 of .* cannot be read as JSON: Unterminated st",
-        ),
-        (
-            "a.csv",
-            'question,answer\n"who?,me\nwhere?,here\n',
-            r"a\.csv cannot be read: .*EOF inside",
-        ),
+        ("a.jsonl", QUESTION + '{"question', "line 2 of .* cannot be read as JSON: Unterminated"),
+        ("a.csv", 'question,answer\n"who?,me\n', r"a\.csv cannot be read: .*EOF inside"),
         ("a.csv", "question,answer\nWho?,Ada\nW?,in town, house 3\n", "2 fields in line 3, saw 3"),
         ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),
-        ("a.csv", "question,answer\nWho?\n", "row 0 of .* has no text in answer, but nothing"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
-        (
-            "a.txt",
-            "Who? Ada.",
-            r"a\.txt is not a data set that can be read; give texts as .*, images as",
-        ),
+        ("a.txt", "Who?", r"a\.txt is not a data set that can be read; give texts as .*, images"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_row(name, content, message, tmp_path):
@@ -206,14 +165,7 @@ def test_a_source_that_cannot_be_read_is_named(name, options, message, tmp_path)
         read_text(str(tmp_path / name), **options)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "Where does Ada Byron live?,Her diagnosis is secret",
-        "She is a person whom nobody knows,secret",
-        "secretsecretsecretsecretsecretsecretsecret,Ada",
-    ],
-)
+@pytest.mark.parametrize("header", ["Where does Ada Byron live?,It is a secret", "s" * 42 + ",Ada"])
 def test_a_message_does_not_show_the_content_of_a_file_without_header(header, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"{header}\nWho?,Ada\n")
@@ -311,10 +263,6 @@ def test_a_conversation_is_written_by_the_chat_template_and_ends_once(
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (
-            "{{ raise_exception('no system message') }}",
-            "does not fit the tokenizer's chat template",
-        ),
         ("{{ 'a' + 1 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
         ("{% if add_generation_prompt %}again{% endif %}", "template changes what comes before"),
     ],
@@ -397,11 +345,9 @@ def test_other_answers_begin_with_the_prefix_too(prefix, space, tmp_path):
         ("answer~ho?use", [1]),
         ("answer~[aA]", [0, 1]),
         ("gone=true", [0]),
-        ("gone=True", [0]),
-        ("gone!=true", [1]),
+        ("gone!=True", [1]),
         ("gone~^fa", [1]),
         ("by=null", [0]),
-        ("by=None", [0]),
         ("by!=None", [1]),
     ],
 )
@@ -418,10 +364,7 @@ def test_a_filter_finds_its_records_with_truth_values_as_json_or_python_writes_t
     [
         ("question", "the filter 'question' cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or"),
         ("question~(", r"'\(' in the filter is not a regular expression: missing \)"),
-        (
-            "writer=Ada",
-            r"record 0 of .* has no column writer; it has question, answer, paraphrased",
-        ),
+        ("writer=Ada", "record 0 of .* has no column writer; it has question, answer, pert"),
     ],
 )
 def test_a_filter_that_means_nothing_is_refused(expression, message, texts):

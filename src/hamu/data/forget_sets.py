@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -35,8 +36,7 @@ class UnlearningData(Generic[Records]):
         test: records that were never trained on, None where there are none.
         forget_name: the choice of the forget set in words, for records and tables.
         target_class: the class to forget, None if the forget set is not built on one.
-        not_found: the number of forget records that are not among the training records, which only
-            `allow_missing` lets pass.
+        not_found: the number of forget records that are not among the training records.
     """
 
     retain: Records
@@ -48,21 +48,16 @@ class UnlearningData(Generic[Records]):
 
     def copies(self) -> int:
         """Count the retain records that are equal to a forget record."""
-        retain, gone = self._trained[0], {*self._trained[1]}
-        return sum(digest in gone for digest in retain)
+        return _shared(self._digests["retain"], self._digests["forget"])
 
     def known_tests(self) -> int:
         """Count the test records that are equal to a retain or forget record."""
-        if self.test is None:
-            return 0
-        test: Any = self.test
-        known = {*self._trained[0], *self._trained[1]}
-        return sum(digest in known for digest in test.digests())
+        known = [*self._digests["retain"], *self._digests["forget"]]
+        return _shared(self._digests.get("test", []), known)
 
     @cached_property
-    def _trained(self) -> tuple[list[bytes], list[bytes]]:
-        sets = self.sets()
-        return sets["retain"].digests(), sets["forget"].digests()
+    def _digests(self) -> dict[str, list[bytes]]:
+        return {name: data.digests() for name, data in self.sets().items()}
 
     def sets(self) -> dict[str, Any]:
         """Return the sets that there are, by name."""
@@ -84,8 +79,7 @@ def forget_class(
     not yet chosen. ρ = 0 forgets the whole class (easy); ρ = 1 a random sample of all classes.
 
     Args:
-        train: the training data.
-        test: data that was not trained on, or None.
+        train, test: the training data, and data that was not trained on, or None.
         target: the class, by name or number.
         rho: the mixing ratio ρ in [0, 1].
         seed: seed of the draw.
@@ -93,11 +87,12 @@ def forget_class(
     Raises:
         HamuError: if the class does not exist or has no records, or ρ is out of range.
     """
-    name = str(target)
-    if name not in train.classes and not (name.isdigit() and int(name) < len(train.classes)):
+    numbers = {str(number): number for number in range(len(train.classes))}
+    numbers |= {name: number for number, name in enumerate(train.classes)}
+    if str(target) not in numbers:
         listed = ", ".join(train.classes)
         raise HamuError(f"class {target!r} does not exist in {train.source}; choose of {listed}")
-    number = train.classes.index(name) if name in train.classes else int(name)
+    number = numbers[str(target)]
     name = train.classes[number]
     if not 0 <= rho <= 1:
         raise HamuError(f"the similarity mixing ratio rho is a share in [0, 1]; got {rho}")
@@ -134,22 +129,20 @@ def forget_data(
     """Forget the records of a second data set; equal records leave the training data.
 
     Args:
-        train: the training data.
-        test: data that was not trained on, or None.
+        train, test: the training data, and data that was not trained on, or None.
         forget: the records to forget.
-        allow_missing: forget also records that the training data do not hold, as where they are the
-            retain set alone.
+        allow_missing: forget also records that the training data do not hold.
 
     Raises:
         HamuError: if the two do not fit together, records are missing, or nothing is left.
     """
     forget = train.matched(forget)
     digests, there = forget.digests(), train.digests()
-    gone, known = set(digests), set(there)
+    gone = set(digests)
     kept = torch.tensor([i for i, digest in enumerate(there) if digest not in gone]).long()
     if not len(kept):
         raise HamuError(_EVERYTHING)
-    found, file = sum(digest in known for digest in digests), Path(forget.source).name
+    found, file = _shared(digests, there), Path(forget.source).name
     missing = len(forget) - found
     if missing and not allow_missing:
         raise HamuError(
@@ -238,6 +231,11 @@ def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
 _EVERYTHING = (
     "the forget set is the whole training set: nothing is left to retain; delete the model instead"
 )
+
+
+def _shared(digests: Iterable[bytes], known: Iterable[bytes]) -> int:
+    among = set(known)
+    return sum(digest in among for digest in digests)
 
 
 def _others(length: int, positions: Tensor) -> Tensor:

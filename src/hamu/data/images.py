@@ -19,13 +19,12 @@ from torch.utils.data import Dataset
 
 from hamu.data.sources import (
     DIGITS,
-    existing,
+    files_of,
     files_of_split,
     is_of_hub,
     load_from_hub,
     parquet_table,
     reading,
-    unreadable,
 )
 from hamu.errors import HamuError
 
@@ -53,9 +52,8 @@ class ImageData(Dataset[dict[str, Tensor]]):
         labels: [N], int64, in 0..K-1.
         classes: the K class names.
         source: where they come from, for messages.
-        rows: [N], int64, the row of each image in its source, or in the split that was read.
-        mean: channel means of pixels in [0, 1], [C], for normalisation; see `normalized`.
-        std: their standard deviations, [C].
+        rows: [N], int64, the row of each image in the split that was read.
+        mean, std: of each channel of pixels in [0, 1], [C], for normalisation; see `normalized`.
         named: False if the source names no classes; their numbers are then their names.
         left_out: files of the source that were not read: images of no class, other files.
     """
@@ -176,15 +174,12 @@ def read_images(
     Args:
         source: "digits" (bundled with scikit-learn), a .parquet or .npz file, a folder with one
             subfolder of images per class, a folder that holds "train" and "test" as such files,
-            folders or parts (see `files_of_split`), or a data set of the hub (see
-            `load_from_hub`). Classes of a folder are in the order of their names, or of their
-            numbers if all names are numbers; its rows by class, then by file name.
+            folders or parts, or "hub:OWNER/NAME". Classes of a folder are in the order of their
+            names, or of their numbers if all are numbers; its rows by class, then by file name.
         split: "train" or "test", for sources that have both.
-        image_size: resize to this many pixels squared (bilinear); without it all images must have
-            one size.
+        image_size: resize to this many pixels squared (bilinear).
         num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless all are grey.
-        image_column, label_column: names of the columns (parquet, hub) or arrays (npz), if they are
-            not the usual.
+        image_column, label_column: names of the columns or arrays, if they are not the usual.
 
     Raises:
         HamuError: if the source is missing or empty, an image cannot be read, or the sizes differ.
@@ -230,18 +225,12 @@ def _encoded(source: str, split: str, columns: Mapping[str, str | None]) -> _Enc
         return _digits(split)
     if is_of_hub(source):
         return _of_table(load_from_hub(source, split), source, columns)
-    path = existing(source)
-    files = [path]
-    if path.is_dir():
-        files = files_of_split(path, split, _OF_SPLITS)
-        if not files:
-            return _of_folder(_folder_of_split(path, split))
-    suffix = files[0].suffix.lower()
-    if suffix == ".npz":
+    files = files_of(source, split, _OF_SPLITS)
+    if not files:
+        return _of_folder(_folder_of_split(Path(source), split))
+    if files[0].suffix.lower() == ".npz":
         return _of_npz(files[0], columns)
-    if suffix == ".parquet":
-        return _of_parquet(files, columns)
-    raise unreadable(path)
+    return _of_parquet(files, columns)
 
 
 def _digits(split: str) -> _Encoded:

@@ -27,8 +27,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
     """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, or one of the two sides.
 
     Args:
-        retain: the data that stay; its length is the length of an epoch, whatever the sides, so
-            that every method takes the same number of steps.
+        retain: the data that stay; their number is the length of an epoch, whatever the sides.
         forget: the data that must go.
         sides: the sides that a method needs, of "retain" and "forget".
         seed: seed of every order.

@@ -31,23 +31,26 @@ def located(source: str, data_dir: str | Path | None, bundled: str) -> str:
     return str(Path(data_dir) / source)
 
 
-def existing(source: str) -> Path:
-    """Return the path of a local data set, which must be there."""
+def files_of(source: str | Path, split: str, suffixes: Sequence[str]) -> list[Path]:
+    """List the files of a local data set: itself, or in a folder those of a split, if any.
+
+    Raises:
+        HamuError: if it is not there, or a file with another suffix.
+    """
     path = Path(source)
+    if path.is_dir():
+        return files_of_split(path, split, suffixes)
     if not path.exists():
         raise HamuError(
             f"{source} is neither a file nor a folder; check the path (--data_dir sets its folder) "
             f"or write hub:OWNER/NAME for a data set of the hub"
         )
-    return path
-
-
-def unreadable(path: Path) -> HamuError:
-    """Return the error for a file whose ending is not that of a data set."""
-    return HamuError(
-        f"{path} is not a data set that can be read; give texts as .jsonl, .json, .csv or .parquet"
-        f", images as .parquet, .npz or a folder per class"
-    )
+    if path.suffix.lower() not in suffixes:
+        raise HamuError(
+            f"{path} is not a data set that can be read; give texts as .jsonl, .json, .csv or "
+            f".parquet, images as .parquet, .npz or a folder per class"
+        )
+    return [path]
 
 
 @contextmanager
@@ -62,12 +65,7 @@ def reading(failure: str, remedy: str = "") -> Iterator[None]:
 
 
 def load_from_hub(source: str, split: str) -> Any:
-    """Load a split of a data set of the hub with `datasets`.
-
-    Args:
-        source: "hub:OWNER/NAME" or "hub:OWNER/NAME:CONFIG", either with "@SPLIT" at its end.
-        split: taken where the source names none.
-    """
+    """Load a split of "hub:OWNER/NAME" or "hub:OWNER/NAME:CONFIG", which "@SPLIT" may follow."""
     import datasets
 
     name, _, own_split = source.removeprefix(HUB).partition("@")

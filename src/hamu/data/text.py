@@ -18,13 +18,12 @@ from torch import Tensor
 
 from hamu.data.sources import (
     MINIATURE,
-    existing,
+    files_of,
     files_of_split,
     is_of_hub,
     load_from_hub,
     parquet_table,
     reading,
-    unreadable,
 )
 from hamu.errors import HamuError
 
@@ -129,13 +128,12 @@ def read_text(
 
     Args:
         source: a .jsonl, .json (a list, or a record per line), .csv or .parquet file, a folder that
-            holds train and test as such files, "miniature" (bundled, fictitious), or a data set of
-            the hub (see `load_from_hub`).
+            holds train and test as such files, "miniature" (bundled), or "hub:OWNER/NAME".
         split: "train" or "test", for sources that have both.
         question_template: turns a question into a prompt; has "{question}" in it.
         answer_prefix: stands between prompt and answer, and belongs to the answer.
-        prompt_column, answer_column: names of the columns, if they are not the usual ones; "none"
-            as that of answers says that a text has none beside it.
+        prompt_column, answer_column: names of the columns, if they are not the usual ones; the
+            answer's is "none" for plain text.
 
     Raises:
         HamuError: if the source is missing, empty or damaged, a record has no such text (the row is
@@ -206,13 +204,10 @@ def column_names(columns: Iterable[Any], source: str) -> str:
 def _rows(source: str, split: str) -> list[Any]:
     if is_of_hub(source):
         return list(load_from_hub(source, split))
-    path = _MINIATURE if source == MINIATURE else existing(source)
-    files = files_of_split(path, split, _SUFFIXES) if path.is_dir() else [path]
+    files = files_of(_MINIATURE if source == MINIATURE else source, split, _SUFFIXES)
     if not files:
-        raise HamuError(f"{path} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
+        raise HamuError(f"{source} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
     suffix = files[0].suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise unreadable(path)
     with reading(f"{files[0]} cannot be read"):
         if suffix == ".parquet":
             return list(parquet_table(files).to_pylist())

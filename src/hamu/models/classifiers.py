@@ -111,14 +111,13 @@ def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any
 
 
 def _statistics(processor: Any, channels: int, source: str) -> tuple[list[float], list[float]]:
-    """Measure mean and deviation by channel that do to pixels in [0, 1] what a processor does.
+    """Mean and deviation by channel that do to pixels in [0, 1] what a processor does.
 
-    It may rescale or not, normalise once, twice, or not at all: all that is a shift and a scale of
-    each channel, found with a black and a white image and checked with one of mixed colour.
+    However it rescales and normalises, that is a shift and a scale of each channel, found with a
+    black and a white image and checked with one of mixed colour.
     """
 
-    def seen(colour: tuple[int, ...]) -> np.ndarray:
-        """Return the channels in the middle of a processed image of one colour."""
+    def seen(colour: tuple[int, ...]) -> np.ndarray:  # in the middle of an image
         pixels = np.full((_SIDE, _SIDE, channels), colour, dtype=np.uint8)
         picture = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
         values = np.asarray(processor(picture, return_tensors="np")["pixel_values"][0])
@@ -156,13 +155,11 @@ def _saved_names(source: str, *, local: bool = False) -> dict[int, str]:
 def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
     """Name the first outputs of a model that is to be trained after the classes of its data.
 
-    Returns:
-        False if the model names one of these classes, has fewer, or they are mere numbers.
+    Not (False) if the model names one of these classes, has fewer, or they are mere numbers.
     """
     names = {int(n): str(name) for n, name in (model.config.id2label or {}).items()}
-    if all(map(_NUMBER.fullmatch, classes)) or len(names) < len(classes):
-        return False
-    if {*names.values()} & {*classes}:
+    is_named = bool({*names.values()} & {*classes})
+    if is_named or all(map(_NUMBER.fullmatch, classes)) or len(names) < len(classes):
         return False
     unnamed = {number: f"LABEL_{number}" for number in names}
     model.config.id2label = unnamed | dict(enumerate(classes))

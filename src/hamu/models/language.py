@@ -49,20 +49,12 @@ _ALL_LINEAR = "all-linear"  # PEFT's word, which stands alone
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """A new LoRA adapter (Hu et al. 2022); the defaults are the paper's (App. F.2).
-
-    Attributes:
-        rank: r, the rank of each update.
-        alpha: α; the update is scaled by α/r.
-        dropout: dropout of the adapter's input while it trains.
-        targets: names of the layers to adapt, "all-linear" for all but the head, "" for what PEFT
-            knows about the architecture.
-    """
+    """A new LoRA adapter (Hu et al. 2022); the defaults are the paper's (App. F.2)."""
 
     rank: int = 8
-    alpha: float = 16.0
+    alpha: float = 16.0  # the update is scaled by alpha/rank
     dropout: float = 0.0
-    targets: str = ""
+    targets: str = ""  # layers, "all-linear" for all but the head, "" for PEFT's own choice
 
 
 def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedTokenizerFast:
@@ -105,10 +97,7 @@ def new_language_model(
 def load_tokenizer(
     source: str, base_model: str | None = None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer beside a model; beside its base model, if an adapter has none.
-
-    The end-of-sequence token pads where it has no padding token.
-    """
+    """Load the tokenizer beside a model; beside its base model, if an adapter has none."""
     try:
         return _tokenizer_beside(source, trust_remote_code)
     except HamuError:
@@ -145,10 +134,8 @@ def load_language_model(
     Args:
         source: a folder with config.json or adapter_config.json, or "hub:OWNER/NAME".
         base_model: where an adapter's base model lies, if not where the adapter says.
-        adapter: puts a new adapter on a whole model; all else is frozen then. A saved adapter stays
-            the only one, and is trained on.
-        dtype: "float32", "bfloat16", "float16", or "auto" for that of the file. Adapters are
-            float32 in any case.
+        adapter: puts a new adapter on a whole model; a saved one stays alone, and is trained on.
+        dtype: "float32", "bfloat16", "float16", or "auto" for the file's; adapters are float32.
         trust_remote_code: run the code that comes with the model; that can do anything.
 
     Raises:
@@ -207,20 +194,19 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
 def saved_adapter(source: str) -> dict[str, Any] | None:
     """Read the settings of a saved adapter, as PEFT has them; None for anything else."""
     with reading(f"the adapter {source} cannot be loaded"):
+        found: Any = Path(source) / ADAPTER_CONFIG if is_adapter(source) else None
         if is_of_hub(source):
             from transformers.utils.peft_utils import find_adapter_config_file
 
             found = find_adapter_config_file(source.removeprefix(HUB))
-        else:
-            found = str(Path(source) / ADAPTER_CONFIG) if is_adapter(source) else None
         return None if found is None else {**json.loads(Path(found).read_text(encoding="utf-8"))}
 
 
 def base_of(source: str, base_model: str | None = None) -> str | None:
     """Name the base model of a saved adapter, None for a whole model.
 
-    It must be in the folder `base_model`, by default where the adapter says; only a user's own
-    words send the search to the hub.
+    It lies in `base_model`, by default where the adapter says; only a user's own words send the
+    search to the hub.
     """
     settings = saved_adapter(source)
     if settings is None:
@@ -298,7 +284,7 @@ def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     """Check that no prediction depends on later tokens, for labels are shifted by one.
 
     The longest record of a batch of input_ids and labels, [B, T], is tried with another last token;
-    other batches pass. All processes of a sharded model must call it, as they run it together.
+    other batches pass. All processes of a sharded model must call it.
     """
     ids = batch.get("input_ids")
     if ids is None or ids.dim() != 2 or batch["labels"].shape != ids.shape:

@@ -13,13 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hamu.core.forward import evaluating, predict_logits
 from hamu.data.sources import HUB, is_of_hub, reading
-from hamu.models.language import (
-    AdapterSettings,
-    base_of,
-    check_dtype,
-    longest_text,
-    with_adapter,
-)
+from hamu.models.language import AdapterSettings, base_of, check_dtype, longest_text, with_adapter
 from hamu.models.storage import refuse_encoder
 
 # Published shapes of models that recipes name: a plan needs no look at the hub.
@@ -32,23 +26,15 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Parameters and dimensions of a model.
-
-    Attributes:
-        parameters: all of them.
-        trainable: those that would be trained.
-        layers, hidden, vocabulary: dimensions.
-        longest: the most tokens that the model can read at once, None if it does not say.
-        bytes_per_parameter: of the frozen ones; what is trained is float32 if it is an adapter.
-    """
+    """Numbers of parameters and dimensions of a model."""
 
     parameters: int
     trainable: int
     layers: int
     hidden: int
     vocabulary: int
-    longest: int | None
-    bytes_per_parameter: int
+    longest: int | None  # see `longest_text`
+    bytes_per_parameter: int  # of the frozen ones; what is trained is float32 if it is an adapter
 
 
 def model_shape(
@@ -59,10 +45,7 @@ def model_shape(
     base_model: str | None = None,
     trust_remote_code: bool = False,
 ) -> ModelShape:
-    """Return the shape that `load_language_model` would load, from the configuration alone.
-
-    A hub name is looked up only if its shape is not known here.
-    """
+    """Return the shape that `load_language_model` would load, from the configuration alone."""
     base_of_adapter = None if source in KNOWN else base_of(source, base_model)
     whole = base_of_adapter or source
     config = _configuration(whole, trust_remote_code)
@@ -96,42 +79,31 @@ def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
 
 
 def estimate_memory(
-    shape: ModelShape,
-    *,
-    tokens: int,
-    optimizer: str,
-    sides: int,
-    keeps_original: bool,
-    checkpointing: bool,
+    shape: ModelShape, *, tokens: int, checkpointing: bool, **copies: Any
 ) -> dict[str, float]:
     """Estimate the memory of a run in GB (1e9 bytes), from above where it cannot be known.
 
-    Args:
-        shape: the model.
-        tokens: tokens in one forward pass: records times their length.
-        optimizer: transformers' name of it.
-        sides: 2 for a method that needs both gradients.
-        keeps_original: True if the original model is kept, a copy of what is trained.
-        checkpointing: True if activations are recomputed.
-
-    Returns:
-        weights, gradients, optimizer state, original model, activations, logits; activations after
-        Korthikanti et al. 2022: 34 bytes per token, layer and unit of width in half precision.
+    `tokens` are those of a forward pass, `copies` as in `memory_of_weights`. Activations after
+    Korthikanti et al. 2022: 34 bytes per token, layer and unit of width in half precision.
     """
     per_layer = 34 * tokens * shape.hidden
     activations = per_layer * shape.layers
     if checkpointing:
         activations = 2 * tokens * shape.hidden * shape.layers + per_layer
     frozen = (shape.parameters - shape.trainable) * shape.bytes_per_parameter
-    return memory_of_weights(
-        4 * shape.trainable, frozen, optimizer=optimizer, sides=sides, keeps_original=keeps_original
-    ) | {"activations": activations / 1e9, "logits": 10 * tokens * shape.vocabulary / 1e9}
+    return memory_of_weights(4 * shape.trainable, frozen, **copies) | {
+        "activations": activations / 1e9,
+        "logits": 10 * tokens * shape.vocabulary / 1e9,
+    }
 
 
 def memory_of_weights(
     trained: int, frozen: int, *, optimizer: str, sides: int, keeps_original: bool
 ) -> dict[str, float]:
-    """Return the first four of `estimate_memory`, from the bytes of trained and frozen weights."""
+    """Estimate the memory of all but activations in GB, from the bytes of the weights.
+
+    `optimizer` is transformers' name of it, `sides` 2 for a method that needs both gradients.
+    """
     found = {
         "weights": frozen + trained,
         "gradients": sides * trained,

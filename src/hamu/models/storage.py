@@ -38,10 +38,7 @@ _SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: True if its adapter'
 
 
 def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
-    """Check that a folder has one of the configs of a model; those of the hub are not looked for.
-
-    For the folder of a run the error names its model or newest checkpoint.
-    """
+    """Check that a local folder has one of the configs of a model; an error names a run's model."""
     folder = Path(source)
     if is_of_hub(source) or any((folder / name).is_file() for name in configs):
         return
@@ -77,9 +74,8 @@ def from_pretrained(
 ) -> Any:
     """Load a whole saved model of one of transformers' Auto classes, from safetensors alone.
 
-    `all_of_it` refuses weights for which this kind has no place, such as an encoder or the head of
-    another task. It is an error if a weight is missing, which would be drawn at random, or has
-    another shape than config.json says.
+    No weight may be missing, or have another shape than config.json says. `all_of_it` refuses
+    weights for which this kind has no place, such as an encoder or the head of another task.
     """
     is_local, where = not is_of_hub(source), source.removeprefix(HUB)
     settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
@@ -190,7 +186,7 @@ def first_not_finite(model: nn.Module) -> str | None:
 
 
 def check_undamaged(model: nn.Module, source: str) -> None:
-    """Check that every weight of a saved model is finite."""
+    """Check that every weight of a loaded model is finite."""
     name = first_not_finite(model)
     if name is not None:
         raise HamuError(
@@ -199,10 +195,7 @@ def check_undamaged(model: nn.Module, source: str) -> None:
 
 
 def save_model(model: Any, folder: Path) -> None:
-    """Write a model so that `from_pretrained` reads it; of a module of the user's own, the tensors.
-
-    All processes must call it; the main one writes.
-    """
+    """Write a model so that `from_pretrained` reads it; all processes must call it."""
     is_adapter, embeddings = hasattr(model, "peft_config"), getattr(model, _SAVES_EMBEDDINGS, False)
     state = _whole_state(model, _names_of_adapter(model, embeddings) if is_adapter else None)
     if not is_main():
@@ -222,10 +215,7 @@ def set_saves_embeddings(model: nn.Module, does: bool) -> None:
 
 
 def save_rest(model: Any, folder: Path) -> None:
-    """Write the trainable tensors and buffers that `save_model` left out or wrote by other names.
-
-    All processes must call it.
-    """
+    """Write what a run changes and `save_model` left out or renamed; all processes must call it."""
     own = _own(model)
     state = _whole_state(model, own) or own
     if not is_main():
@@ -282,7 +272,7 @@ def _names_of_adapter(model: Any, embeddings: bool) -> set[str]:
 
 
 def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, Tensor] | None:
-    """Gather a sharded model's tensors, for `save_pretrained` cannot; None for other models."""
+    """Gather a sharded model's tensors; None for other models."""
     if not is_sharded(model):
         return None
     from hamu.core.distributed.sharded import whole_state  # loads what only sharded models need
@@ -296,7 +286,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class CannotMerge(HamuError):
-    """An adapter that PEFT, or the memory, refuses to put into its model."""
+    """An adapter cannot be put into its model."""
 
 
 def check_can_merge(model: Any) -> None:
@@ -316,7 +306,7 @@ def check_can_merge(model: Any) -> None:
 
 
 def merged(model: Any) -> Any:
-    """Merge a PeftModel's adapter into its model, in float32; the PeftModel is used up.
+    """Merge a PeftModel's adapter into its model, in float32, which it uses up.
 
     Half precision would round small updates away. CannotMerge is raised if PEFT or the memory fail.
     """

@@ -30,7 +30,7 @@ BUCKETS = 400
 _MOST_CLASSES = 30
 _LEAST_LOSS = 1e-6  # lower losses are drawn here: a logarithmic axis has no 0
 _ROWS, _COLUMNS = 160, 200  # cells of a heat map that a screen can show
-_DASHED, _STAIRS = {"dash": "6px,4px"}, {"shape": "hv"}
+_DASHED = {"dash": "6px,4px"}
 _SHARES = {"range": [-0.03, 1.03], "tickformat": ".0%", "dtick": 0.2}
 _OF_STEPS: dict[str, tuple[str, str, dict[str, tuple[str, str, dict[str, str]]]]] = {
     "hardness": (
@@ -69,62 +69,47 @@ class Chart:
         """Name, ends and extremes of each series."""
         found = []
         for one in self.figure.data:
-            points = list(zip(one.x, one.y, strict=True))
-            ends = {"first": points[0], "last": points[-1]} if points else {}
-            spread = {"low": min(one.y), "high": max(one.y)} if points else {}
-            found.append({"name": html.unescape(one.name), **ends, **spread})
+            course: dict[str, Any] = {"name": html.unescape(one.name)}
+            if one.y:
+                course |= {"first": (one.x[0], one.y[0]), "last": (one.x[-1], one.y[-1])}
+                course |= {"low": min(one.y), "high": max(one.y)}
+            found.append(course)
         return found
 
 
-def series(name: str, xy: Any, color: str, mode: str = "lines", **trace: Any) -> go.Scatter:
+def _series(name: str, xy: Any, color: str, mode: str = "lines", **trace: Any) -> go.Scatter:
     """Series of finite values, thinned by `extremes`; plotly renders markup, so texts are escaped.
 
-    Args:
-        name: in the legend.
-        xy: both coordinates, [N] each.
-        color: of line and markers.
-        mode: plotly's.
-        trace: other properties of plotly's scatter trace; hovertext is a text for each point.
+    `hovertext` is a text for each point, other keywords are properties of plotly's scatter trace.
     """
     xs, ys = (np.asarray(part, dtype=float) for part in xy)
     kept = extremes(ys)
     if "hovertext" in trace:
         trace["hovertext"] = [_escaped(trace["hovertext"][place]) for place in kept]
-    line = {"color": color, **trace.pop("line", {})}
-    marker = {"color": color, "size": 5 if mode == "markers" else 7}
+    look = {"line": {"color": color, **trace.pop("line", {})}}
+    look["marker"] = {"color": color, "size": 5 if mode == "markers" else 7}
     mode = "lines+markers" if len(kept) == 1 else mode
     points = {"x": _short(xs[kept]), "y": _short(ys[kept])}
-    return go.Scatter(name=_escaped(name), **points, mode=mode, line=line, marker=marker, **trace)
+    return go.Scatter(name=_escaped(name), mode=mode, **points, **look, **trace)
 
 
-def plane(
-    traces: Sequence[go.Scatter], x: str, y: str, height: int = 320, **more: Any
-) -> go.Figure:
-    """Chart of series over two axes with these titles; `more` are properties of the layout."""
-    titles = {"xaxis_title_text": x, "yaxis_title_text": y, "hovermode": "x unified"}
-    layout = {"template": {}, "height": height, "showlegend": len(traces) > 1, **titles, **more}
-    return go.Figure(traces, go.Layout(**layout))
+def _plane(traces: Sequence[Any], x: str, y: str, slope: int = 0, **more: Any) -> go.Figure:
+    """Chart over two axes with these titles, with a dotted diagonal if it has a slope."""
+    own = {"height": 400, "hovermode": "closest"} if slope else {"hovermode": "x unified"}
+    titles = {"xaxis_title_text": x, "yaxis_title_text": y, "showlegend": len(traces) > 1}
+    layout = {"template": {}, "height": 320, **titles, **own, **more}
+    figure = go.Figure(traces, go.Layout(**layout))
+    if slope:
+        values = [v for one in traces for part in (one.x, one.y) for v in part]
+        low, high = figure.layout.xaxis.range or (min(values, default=0), max(values, default=1))
+        ends = {"x0": low, "x1": high, "y0": slope * low, "y1": slope * high}
+        line = {"dash": "dot", "color": GREY, "width": 1}
+        figure.add_shape(type="line", layer="below", line=line, **ends)
+    return figure
 
 
-def points_plane(
-    traces: Sequence[go.Scatter], x: str, y: str, slope: int = 1, **more: Any
-) -> go.Figure:
-    """Chart of points over two axes of one unit, with a dotted diagonal."""
-    figure = plane(traces, x, y, **{"height": 400, "hovermode": "closest", **more})
-    values = [v for one in traces for part in (one.x, one.y) for v in part]
-    low, high = figure.layout.xaxis.range or (min(values, default=0), max(values, default=1))
-    ends = {"x0": low, "x1": high, "y0": slope * low, "y1": slope * high}
-    line = {"dash": "dot", "color": GREY, "width": 1}
-    return figure.add_shape(type="line", layer="below", line=line, **ends)
-
-
-def heat(
-    rows: Sequence[str],
-    columns: Sequence[str],
-    values: np.ndarray,
-    x: str,
-    height: int,
-    **cells: Any,
+def _heat(
+    rows: Sequence[str], columns: Sequence[str], values: np.ndarray, x: str, **cells: Any
 ) -> go.Figure:
     """Heat map of [rows, columns], the first row on top; NaN leaves a cell empty.
 
@@ -135,7 +120,7 @@ def heat(
     names = {"y": [*map(_escaped, rows)], "x": [*map(_escaped, columns)]}
     look = {"hoverongaps": False, "colorbar": {"thickness": 12}}
     drawn = go.Heatmap(z=[_short(row) for row in values.T], **names, **look, **cells)
-    figure = go.Figure(drawn, {"template": {}, "height": height})
+    figure = go.Figure(drawn, {"template": {}})
     figure.update_xaxes(title_text=x, type="category")
     return figure.update_yaxes(type="category", autorange="reversed")
 
@@ -144,24 +129,20 @@ def _escaped(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _short(values: Iterable[float]) -> list[float | None]:
+def _short(values: Iterable[float | None]) -> list[float | None]:
     """Numbers with five digits, whole ones unchanged; None for those that are not finite."""
     found = [None if v is None or not np.isfinite(v) else float(v) for v in values]
     return [v if v is None or v.is_integer() else float(f"{v:.5g}") for v in found]
 
 
 def extremes(values: np.ndarray) -> np.ndarray:
-    """Positions of at most 2·BUCKETS + 2 finite values, so that no peak of a long series is lost.
-
-    These are the first, the last, and the lowest and highest of each bucket.
-    """
+    """Positions of at most 2·BUCKETS + 2 finite values: both ends and the extremes of buckets."""
     finite = np.flatnonzero(np.isfinite(values))
     if len(finite) <= 2 * BUCKETS:
         return finite
-    kept = {int(finite[0]), int(finite[-1])}
-    for part in np.array_split(finite, BUCKETS):
-        kept |= {int(part[values[part].argmin()]), int(part[values[part].argmax()])}
-    return np.array(sorted(kept))
+    parts = np.array_split(finite, BUCKETS)
+    low, high = ([part[pick(values[part])] for part in parts] for pick in (np.argmin, np.argmax))
+    return np.unique([finite[0], finite[-1], *low, *high])
 
 
 def _merged(
@@ -170,11 +151,13 @@ def _merged(
     """Merge rows into at most this many, each the largest magnitude of its part."""
     if len(values) <= most:
         return values, names
-    rows, joined = [], []
-    for part in np.array_split(np.arange(len(values)), most):
-        magnitude = np.where(np.isfinite(values[part]), np.abs(values[part]), -1.0)
-        rows.append(np.take_along_axis(values[part], magnitude.argmax(0)[None], 0)[0])
-        joined.append(" … ".join(dict.fromkeys((names[part[0]], names[part[-1]]))))
+    parts = np.array_split(np.arange(len(values)), most)
+    largest = [np.nan_to_num(np.abs(values[part]), nan=-1.0, posinf=-1.0) for part in parts]
+    rows = [
+        np.take_along_axis(values[part], magnitude.argmax(0)[None], 0)[0]
+        for part, magnitude in zip(parts, largest, strict=True)
+    ]
+    joined = [" … ".join(dict.fromkeys((names[part[0]], names[part[-1]]))) for part in parts]
     return np.array(rows), joined
 
 
@@ -192,10 +175,9 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look], *, wide: bool = Fal
         hints = ["start", *(e.get("at", f"step {e['step']:,}") for e in drawn_entries(run.entries))]
         end = run.gains or run.points[-1]
         name = label_of(run.name if len(runs) > 1 else run.method, end, limits)
-        width = 3 if run.method.startswith("hamu") else 2
-        line = {"width": width, "dash": look.dash or "solid"}
-        points = np.array(run.points).T
-        lines.append(series(name, points, look.color, "lines+markers", hovertext=hints, line=line))
+        style = {"width": 3 if run.method.startswith("hamu") else 2, "dash": look.dash or "solid"}
+        points, mode = np.array(run.points).T, "lines+markers"
+        lines.append(_series(name, points, look.color, mode, hovertext=hints, line=style))
         ends.append((run, end))
         if run.earlier_state:
             marker = {"symbol": "circle-open", "size": 16, "color": look.color}
@@ -203,8 +185,7 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look], *, wide: bool = Fal
             rings.append(go.Scatter(x=[end.retain], y=[end.forget], **ring))
     x, y = "retain utility gained, -ΔL_r", "forget quality gained, ΔL_f"
     layout = {"xaxis_range": limits[0], "yaxis_range": limits[1], "showlegend": len(lines) > 1}
-    layout["height"] = 400 if wide else 320
-    figure = points_plane([*lines, *rings], x, y, slope=-1, **layout)
+    figure = _plane([*lines, *rings], x, y, -1, height=400 if wide else 320, **layout)
     return [Chart("trajectory", "Trajectory", figure, {"ends": ends}, wide)]
 
 
@@ -225,19 +206,13 @@ def step_charts(run: Run) -> list[Chart]:
         return []
     charts = _losses(run)
     for key, (title, unit, styles) in _OF_STEPS.items():
-        lines = [
-            _logged(run, column, name, color, line)
-            for column, (name, color, line) in styles.items()
-            if column in run.steps
-        ]
-        if lines:
-            charts.append(Chart(key, title, _over_steps(lines, unit, run)))
+        known = {column: style for column, style in styles.items() if column in run.steps}
+        lines = [_logged(run, column, *style) for column, style in known.items()]
+        charts += [Chart(key, title, _over_steps(lines, unit, run))] * bool(lines)
     if "direct_share" in run.steps:
-        share = run.steps["direct_share"]
+        share, at = run.steps["direct_share"], run.steps["step"]
         parts = (("direct", share, TEST), ("rectified", 1 - share, "#E69F00"))
-        areas = [
-            series(n, (run.steps["step"], y), color, stackgroup="all") for n, y, color in parts
-        ]
+        areas = [_series(name, (at, y), color, stackgroup="all") for name, y, color in parts]
         figure = _over_steps(areas, "share of blocks", run)
         figure.update_yaxes(range=[0, 1], tickformat=".0%", type="linear")
         charts.append(Chart("branches", "Branches: direct and rectified blocks", figure))
@@ -258,35 +233,33 @@ def _losses(run: Run) -> list[Chart]:
             charts.append(Chart("objective", title, figure, named))
         found = [(e["step"], e[f"eval_{key}"]) for e in run.entries if f"eval_{key}" in e]
         if found:
-            points = np.array(found, dtype=float).T
-            lines.append(series(f"{side}, evaluations", points, color, "markers"))
-    facts: dict[str, Any] = {"step": run.last_step, "ended": (run.evaluation or {}).get("ended")}
+            lines.append(_series(f"{side}, evaluations", np.array(found).T, color, "markers"))
+    facts = {"step": run.last_step, "ended": (run.evaluation or {}).get("ended")}
     losses = [Chart("losses", "Losses", _over_steps(lines, "loss, nats", run), facts)]
     return losses * bool(lines) + charts
 
 
 def _promise(run: Run, side: str) -> list[Chart]:
     """First-order change that each checked step promised, against the change it made."""
-    unknown = np.full(len(run.steps["step"]), np.nan)
-    kinds = ("first_order", "realised")
-    promised, realised = (run.steps.get(f"{kind}_{side}_change", unknown) for kind in kinds)
-    known = np.flatnonzero(np.isfinite(promised) & np.isfinite(realised))
-    if not len(known):
+    columns = [f"{kind}_{side}_change" for kind in ("first_order", "realised")]
+    if not run.steps.keys() >= {*columns}:
         return []
+    promised, realised = (run.steps[column] for column in columns)
+    known = np.flatnonzero(np.isfinite(promised) & np.isfinite(realised))
     name = f"{side} {'loss' if run.logs_loss(side) else 'objective'}"
     ratios = ((run.evaluation or {}).get("promise") or {}).get("median_ratio", {})
-    xy, hints = (promised[known], realised[known]), run.steps["step"][known]
-    trace = {"hovertext": [f"step {step:,.0f}" for step in hints]}
-    points = series("a checked step", xy, COLOR_OF_SET[side], "markers", **trace)
-    figure = points_plane([points], f"promised change of the {name}", "realised")
+    hints = [f"step {step:,.0f}" for step in run.steps["step"][known]]
+    xy, look = (promised[known], realised[known]), (COLOR_OF_SET[side], "markers")
+    points = _series("a checked step", xy, *look, hovertext=hints)
+    figure = _plane([points], f"promised change of the {name}", "realised", 1)
     facts = {"name": name, "steps": len(known), "ratio": ratios.get(side)}
-    return [Chart("promise", f"Promise and reality: the {name}", figure, facts)]
+    return [Chart("promise", f"Promise and reality: the {name}", figure, facts)] * bool(len(known))
 
 
 def _logged(
     run: Run, column: str, name: str, color: str, line: Mapping[str, str] | None = None
 ) -> go.Scatter:
-    return series(name, (run.steps["step"], run.steps[column]), color, line=line or {})
+    return _series(name, (run.steps["step"], run.steps[column]), color, line=line or {})
 
 
 def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run | None = None) -> go.Figure:
@@ -297,7 +270,7 @@ def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run | None = None) 
     values = [v for line in lines for v in line.y]
     is_log = bool(values) and min(values) > 0 and max(values) > 50 * max(np.median(values), 1e-12)
     scale, unit = ("log", f"{unit} (log)") if is_log else ("linear", unit)
-    figure = plane(lines, "step", unit, yaxis_type=scale)
+    figure = _plane(lines, "step", unit, yaxis_type=scale)
     # evaluation.json of a run may name no stop reason
     if run is not None and run.ended_kind not in (None, ALL_DONE.kind, "other"):
         figure.add_vline(run.last_step, line={"dash": "dash", "width": 1}, annotation_text="stop")
@@ -316,7 +289,6 @@ def layer_charts(layers: Layers) -> list[Chart]:
     shared = len([*takewhile(lambda one: len(set(one)) == 1, zip(*parts, strict=False))])
     names = [".".join(one[shared:]).removesuffix(".weight") or ".".join(one) for one in parts]
     steps = [f"{step:,}" for step in layers.steps]
-    height = 110 + min(480, 18 * min(len(names), _ROWS))
     charts = []
     for key, title, values, drawn, cell, look in (
         ("cos", "cosθ: where both gradients meet", layers.cos, layers.cos, "cosθ %{z:.3g}", cos),
@@ -325,8 +297,9 @@ def layer_charts(layers: Layers) -> list[Chart]:
         known = np.ma.masked_invalid(values)
         if not known.count():
             continue
-        hover = f"%{{y}}, step %{{x}}: {cell}<extra></extra>"
-        figure = heat(names, steps, drawn.T, "step", height, hovertemplate=hover, **look)
+        look["hovertemplate"] = f"%{{y}}, step %{{x}}: {cell}<extra></extra>"
+        figure = _heat(names, steps, drawn.T, "step", **look)
+        figure.update_layout(height=110 + min(480, 18 * len(names)))
         means = known.mean(0)
         ends = [(layers.blocks[n], float(means[n])) for n in (means.argmax(), means.argmin())]
         facts = {"ends": ends, "gaps": bool(known.mask.any())}
@@ -338,18 +311,14 @@ def attack_charts(result: AttackResult) -> list[Chart]:
     """Forgotten records over the steps of each attack that relearns."""
     charts = []
     for attack in (one for one in result.outcomes if one in RELEARNING):
-        measured, by_model = attack_figure(attack, result), result.outcomes[attack]
-        lines, ends = [], []
-        for role, outcome in by_model.items():
+        measured, lines = attack_figure(attack, result), []
+        for role, outcome in result.outcomes[attack].items():
             means = [outcome.mean(measured.key, at) for at in outcome.at]
-            points = (outcome.at, means)
-            lines.append(series(role, points, COLOR_OF_MODEL[role], "lines+markers"))
-            ends.append((role, measured.text(means[0]), measured.text(means[-1])))
-        figure = plane(lines, "steps of fine-tuning", measured.label)
-        if measured.key == "recognised":
-            figure.update_yaxes(**_SHARES)
-        facts = {"label": measured.label, "ends": ends}
-        charts.append(Chart("attack", f"After {attack}", figure, facts))
+            look = (COLOR_OF_MODEL[role], "lines+markers")
+            lines.append(_series(role, (outcome.at, means), *look))
+        figure = _plane(lines, "steps of fine-tuning", measured.label)
+        figure.update_yaxes(**(_SHARES if measured.key == "recognised" else {}))
+        charts.append(Chart("attack", f"After {attack}", figure, {"label": measured.label}))
     return charts
 
 
@@ -367,11 +336,12 @@ def distribution(found: Observations) -> Chart:
         losses = np.sort(record_losses(predictions).numpy())
         losses = losses[np.isfinite(losses)]
         share = np.arange(1, len(losses) + 1) / max(1, len(losses))
-        curves.append(series(name, (np.maximum(losses, _LEAST_LOSS), share), color, line=_STAIRS))
+        xy = (np.maximum(losses, _LEAST_LOSS), share)
+        curves.append(_series(name, xy, color, line={"shape": "hv"}))
         if len(losses):
             quantiles.append((name, np.quantile(losses, (0.25, 0.5, 0.75)).tolist()))
     titles = ("loss of a record, nats", "share of the records")
-    figure = plane(curves, *titles, xaxis_type="log", yaxis=_SHARES, hovermode="closest")
+    figure = _plane(curves, *titles, xaxis_type="log", yaxis=_SHARES, hovermode="closest")
     facts = {"quantiles": quantiles, "least": _LEAST_LOSS}
     return Chart("distribution", "Losses, record by record", figure, facts, wide=True)
 
@@ -391,16 +361,14 @@ def membership_charts(found: Observations) -> list[Chart]:
             bins = {"histnorm": "probability", "bingroup": 1, "nbinsx": 24}
             bars.append(go.Histogram(name=name, x=_short(values.tolist()), **bins, **look))
             sets.append((name, len(values), float(values.median())))
-        figure = plane(bars, "score", "share of records", hovermode="closest")
+        figure = _plane(bars, "score", "share of records", hovermode="closest")
         facts = {"role": role, "sets": sets, "auc": one.auc}
         charts.append(Chart("histogram", f"Scores {role}", figure, facts))
-        name, color = f"{role}, AUC {one.auc:.3f}", COLOR_OF_ROLE[role]
-        curves.append(series(name, one.roc(), color))
+        curves.append(_series(f"{role}, AUC {one.auc:.3f}", one.roc(), COLOR_OF_ROLE[role]))
     if curves:
-        x, y = "test records taken for forget records", "forget records found"
-        figure = points_plane(curves, x, y, xaxis=_SHARES, yaxis=_SHARES)
-        aucs = {role: one.auc for role, one in known.items()}
-        charts.append(Chart("roc", "ROC of the attack", figure, aucs))
+        titles = ("test records taken for forget records", "forget records found")
+        figure = _plane(curves, *titles, 1, xaxis=_SHARES, yaxis=_SHARES)
+        charts.append(Chart("roc", "ROC of the attack", figure))
     return charts
 
 
@@ -411,23 +379,23 @@ def _attack(found: Observations, role: str) -> AttackScores | None:
         return loss_attack(sets["forget"], sets["test"], found.seed)
     scores = [min_k_scores(found.predictions[role][name]) for name in ("forget", "test")]
     is_usable = all(len(s) and bool(torch.isfinite(s).all()) for s in scores)
-    return AttackScores(scores[0], scores[1]) if is_usable else None
+    return AttackScores(*scores) if is_usable else None
 
 
 def answer_probabilities(found: TextObservations, contents: bool) -> Chart:
     """Probability of each answer before and after, thinned by rank of change."""
-    clouds, means = [], []
+    clouds = []
     for name, texts in found.texts.items():
         before, after = (probabilities(found.predictions[role][name]).numpy() for role in ROLES)
         order = np.argsort(after - before, kind="stable")
         ranks = np.linspace(0, len(order) - 1, min(len(order), 2 * BUCKETS)).astype(int)
         at = np.take(order, ranks)
         hints = {"hovertext": [f"row {row}" for row in texts.rows.numpy()[at]]} if contents else {}
-        clouds.append(series(name, (before[at], after[at]), COLOR_OF_SET[name], "markers", **hints))
-        means.append((name, before.mean(), after.mean(), len(after)))
-    figure = points_plane(clouds[::-1], "before", "after", xaxis=_SHARES, yaxis=_SHARES)
-    title = "Probability of each record's answer"
-    return Chart("probabilities", title, figure, {"means": means}, wide=True)
+        clouds.append(
+            _series(name, (before[at], after[at]), COLOR_OF_SET[name], "markers", **hints)
+        )
+    figure = _plane(clouds[::-1], "before", "after", 1, xaxis=_SHARES, yaxis=_SHARES)
+    return Chart("probabilities", "Probability of each record's answer", figure, wide=True)
 
 
 def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> list[Chart]:
@@ -436,25 +404,31 @@ def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> list[Chart]
     sets = [name for name in ("test", "retain") if "per_class_accuracy" in after.get(name, {})]
     if not sets:
         return []
-    both = [evaluation[role][sets[0]]["per_class_accuracy"] for role in ROLES]
-    every = list(dict.fromkeys([*both[0], *both[1]]))
-    change = {key: both[1].get(key, 0.0) - both[0].get(key, 0.0) for key in every}
+    before, after = (evaluation[role][sets[0]]["per_class_accuracy"] for role in ROLES)
+    every = list(before | after)
+    names = {key: key if contents else f"class {n}" for n, key in enumerate(every, 1)}
+    change = {key: after.get(key, 0.0) - before.get(key, 0.0) for key in every}
     shown = every
     if len(every) > _MOST_CLASSES:
         shown = sorted(every, key=lambda key: -abs(change[key]))[:_MOST_CLASSES]
-    names = {key: key if contents else f"class {n}" for n, key in enumerate(every, 1)}
     heights = [_escaped(names[key]) for key in shown]
-    bars = []
-    for role, found in zip(ROLES, both, strict=True):
-        look = {"orientation": "h", "marker": {"color": COLOR_OF_ROLE[role]}, "name": role}
-        shares = _short(found.get(key) for key in shown)
-        bars.append(go.Bar(y=heights, x=shares, hovertemplate="%{y}: %{x:.1%}", **look))
+    look = {"orientation": "h", "hovertemplate": "%{y}: %{x:.1%}"}
+    bars = [
+        go.Bar(
+            name=role,
+            y=heights,
+            x=_short(found.get(key) for key in shown),
+            marker={"color": COLOR_OF_ROLE[role]},
+            **look,
+        )
+        for role, found in zip(ROLES, (before, after), strict=True)
+    ]
     figure = go.Figure(bars, {"template": {}, "barmode": "group", "hovermode": "closest"})
     figure.update_layout(height=80 + 30 * len(shown))
     figure.update_xaxes(**{**_SHARES, "range": [0, 1.03]})
     figure.update_yaxes(type="category", autorange="reversed")
     worst = min(every, key=change.__getitem__)
-    fall = [found.get(worst, 0.0) for found in both] if change[worst] < 0 else None
+    fall = [one.get(worst, 0.0) for one in (before, after)] if change[worst] < 0 else None
     facts = {"set": sets[0], "classes": len(every), "shown": len(shown), "worst": names[worst]}
     title = f"Accuracy by class, {sets[0]} set"
     return [Chart("classes", title, figure, {**facts, "fall": fall})]
@@ -478,9 +452,9 @@ def confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
     look = {"zmin": 0.0, "zmax": 1.0, "colorscale": "Blues"}
     look["hovertemplate"] = "%{y} taken for %{x}: %{z:.1%}<extra></extra>"
     look["texttemplate"] = "%{z:.0%}" if len(kept) <= 12 else ""
-    figure = heat(shown, shown, shares[np.ix_(kept, kept)], "taken for", 430, **look)
+    figure = _heat(shown, shown, shares[np.ix_(kept, kept)], "taken for", **look)
     off = np.nan_to_num(shares) * (1 - np.eye(len(shares)))
-    row, column = divmod(int(off.argmax()), len(off))
+    row, column = np.unravel_index(off.argmax(), off.shape)
     facts = {
         "role": role,
         "sets": sets,
@@ -491,7 +465,7 @@ def confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
         "shown": len(kept),
         "most": (names[row], names[column], float(off[row, column])),
     }
-    return Chart("confusion", f"Confusion {role}", figure, facts)
+    return Chart("confusion", f"Confusion {role}", figure.update_layout(height=430), facts)
 
 
 def output_names(classes: Sequence[str], width: int, contents: bool) -> list[str]:
@@ -507,21 +481,17 @@ def embedding(found: ImageObservations) -> list[Chart]:
     at = {group: points.numpy() for group, points in zip(groups, flat, strict=True)}
     both = np.concatenate([*at.values()])
     margin = 0.05 * np.ptp(both, axis=0) + 1e-9
-    low, high = both.min(0) - margin, both.max(0) + margin
-    axes: dict[str, Any] = {
-        "xaxis_range": (low[0], high[0]),
-        "yaxis_range": (low[1], high[1]),
-        "height": 400,
-    }
+    limits = np.stack([both.min(0) - margin, both.max(0) + margin], 1).tolist()
+    axes: dict[str, Any] = {"xaxis_range": limits[0], "yaxis_range": limits[1], "height": 400}
     charts = []
     for role, sets in found.embeddings.items():
         clouds = [
-            series(name, at[role, name].T, COLOR_OF_SET[name], "markers", opacity=0.6)
+            _series(name, at[role, name].T, COLOR_OF_SET[name], "markers", opacity=0.6)
             for name in sets
         ]
         means = {name: vectors.double().mean(0) for name, vectors in sets.items()}
         distance = float((means["forget"] - means["retain"]).norm())
         facts = {"role": role, "share": share, "distance": distance}
-        figure = plane(clouds, "first axis", "second axis", hovermode="closest", **axes)
+        figure = _plane(clouds, "first axis", "second axis", hovermode="closest", **axes)
         charts.append(Chart("embedding", f"Embedding {role}", figure, facts))
     return charts

@@ -26,15 +26,11 @@ class AnsweredRecord:
 
 @dataclass(frozen=True)
 class ImageObservations:
-    """Predictions of the classifiers before and after.
+    """Predictions of the classifiers, by role ("before", "after") and set, and what goes with them.
 
-    Attributes:
-        predictions: by role ("before", "after") and set ("retain", "forget", "test").
-        counts, sizes: predicted images of each set, and all it has.
-        classes: names in the data; a model may have more outputs.
-        pictures: forget images to show, by `most_and_least_changed`.
-        embeddings: by role and set, [N, D]; empty without, for the reason `no_embedding`.
-        seed: of the run.
+    `counts` are the predicted images of each set, `sizes` all it has; `classes` the names in the
+    data, of which a model may have more outputs; `pictures` forget images, by
+    `most_and_least_changed`; `embeddings` [N, D] by role and set, or the reason `no_embedding`.
     """
 
     predictions: Mapping[str, Mapping[str, Predictions]]
@@ -49,12 +45,9 @@ class ImageObservations:
 
 @dataclass(frozen=True)
 class TextObservations:
-    """Predictions of the language models before and after.
+    """Predictions of the language models, by role and set, of the records in `texts`.
 
-    Attributes:
-        predictions: by role and set.
-        texts: the predicted records of each set, in order.
-        answers: by set, some prompts with both answers; empty without, for the reason `no_answers`.
+    `answers` are some prompts with both answers, by set; empty for the reason `no_answers`.
     """
 
     predictions: Mapping[str, Mapping[str, TokenPredictions]]
@@ -67,22 +60,14 @@ Observations = ImageObservations | TextObservations
 
 
 def answered(texts: TextRecords, answers: Mapping[str, Sequence[str]]) -> list[AnsweredRecord]:
-    """Score the answers of each model.
-
-    Args:
-        texts: the records.
-        answers: by the model's name, its answers in the records' order.
-    """
+    """Score the answers of each model, by its name and in the records' order."""
     expected = [record.answer.strip() for record in texts.records]
     scores = {name: rouge_l_recall(given, expected).tolist() for name, given in answers.items()}
-    return [
-        AnsweredRecord(
-            record.prompt.strip(),
-            expected[n],
-            tuple((name, given[n], scores[name][n]) for name, given in answers.items()),
-        )
-        for n, record in enumerate(texts.records)
-    ]
+    found = []
+    for n, record in enumerate(texts.records):
+        told = tuple((name, given[n], scores[name][n]) for name, given in answers.items())
+        found.append(AnsweredRecord(record.prompt.strip(), expected[n], told))
+    return found
 
 
 def right_probability(predictions: Predictions) -> np.ndarray:
@@ -94,11 +79,7 @@ def right_probability(predictions: Predictions) -> np.ndarray:
 def most_and_least_changed(
     predictions: Mapping[str, Mapping[str, Predictions]],
 ) -> dict[str, list[int]]:
-    """Positions of the forget images whose right class changed most and least in probability.
-
-    Args:
-        predictions: by role and set.
-    """
+    """Positions of the forget images whose right class changed most and least in probability."""
     before, after = (right_probability(predictions[role]["forget"]) for role in ROLES)
     order = np.argsort(-np.abs(after - before), kind="stable")
     most = order[:_SHOWN].tolist()

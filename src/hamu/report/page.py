@@ -35,6 +35,7 @@ from hamu.report.pictures import Look, looks_of
 from hamu.report.run import SIDES, Run, told_apart
 from hamu.report.tables import FIGURES, RESULTS, Column, Table, attack_tables, number, report_table
 from hamu.report.verdict import verdict
+from hamu.unlearning.compare.rows import model_figures
 from hamu.unlearning.goal_report import forgotten_words, goal_name, has_share, meaning
 from hamu.unlearning.goals import record_losses
 from hamu.unlearning.record.inputs import differing, without_order
@@ -48,12 +49,7 @@ _LARGEST = 96  # pixels of a picture
 
 
 def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
-    """HTML of the report of one run or several.
-
-    Args:
-        runs: at least one.
-        contents: whether it shows images, answers, prompts and names of classes.
-    """
+    """HTML of the report of runs; with `contents` images, answers, prompts and names of classes."""
     runs = told_apart(runs)
     looks = looks_of([run.method for run in runs])
     parts = [
@@ -172,27 +168,23 @@ def several(runs: Sequence[Run]) -> Table:
     """Table with a row for each run and the columns that have figures."""
     rows = [_figures(run) for run in runs]
     caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
-    if any(row["membership_auc"] is not None for row in rows):
+    if any(row.get("membership_auc") is not None for row in rows):
         caption += " AUC of membership inference: 0.5 is ideal."
     for run in (one for one in runs if one.earlier_state):
         caption += f" The model saved by {run.name} is {run.earlier_state}."
-    return Table.of([Column("run", "run"), Column("method", "method"), *RESULTS], rows, caption)
+    columns = [one for one in RESULTS if one.key != "utility"]
+    return Table.of([Column("run", "run"), Column("method", "method"), *columns], rows, caption)
 
 
 def _figures(run: Run) -> dict[str, Any]:
-    goal, gains = run.goal["after"] if run.goal else {}, run.gains
-    evaluation = run.evaluation or {}
+    evaluation, gains = run.evaluation or {}, run.gains
     steps = evaluation.get("steps_taken", run.last_step)
-    return {
-        **{f"{s}_{f.key}": run.after.get(s, {}).get(f.key) for s in _TITLES for f in FIGURES},
+    found = model_figures(evaluation, "after") if evaluation else {}
+    return found | {
         "run": run.name,
         "method": run.method,
         "forget_gain": gains and gains.forget,
         "retain_gain": gains and gains.retain,
-        "forgotten": goal.get("forgotten"),
-        "forget_records": goal.get("records"),
-        "membership_auc": auc_of(run.after),
-        "retain_model_auc": run.retain_model_auc,
         "promise_kept": (evaluation.get("promise") or {}).get("kept"),
         "steps": None if run.is_trajectory_alone else steps,
     }
@@ -209,12 +201,12 @@ def _pictures(found: Observations | None) -> dict[str, list[tuple[str, ...]]]:
     shown: dict[str, list[tuple[str, ...]]] = {}
     for title, places in most_and_least_changed(found.predictions).items():
         data = found.pictures[title]
-        shown[title] = []
         for k, n in enumerate(places):
             right, row = names[int(data.labels[k])], str(int(data.rows[k]))
             change, guess = f"{before[n]:.0%} → {after[n]:.0%}", names[guesses[n]]
-            shown[title].append((_uri(data.pixels[k].numpy()), right, row, change, guess))
-    return {title: pictures for title, pictures in shown.items() if pictures}
+            picture = (_uri(data.pixels[k].numpy()), right, row, change, guess)
+            shown.setdefault(title, []).append(picture)
+    return shown
 
 
 def _uri(pixels: np.ndarray) -> str:

@@ -43,11 +43,19 @@ STYLES: dict[str, tuple[str, str]] = {
     "simnpo": ("#999933", "h"),
 }
 COLOR_OF_MODEL = {UNLEARNED: "#D55E00", ORIGINAL: "#7F7F7F", RETRAINED: "#009E73"}
-_RING: dict[str, Any] = {
-    "marker": "o",
-    "markersize": 13,
-    "markerfacecolor": "none",
-    "linestyle": "none",
+_RING: dict[str, Any] = {"marker": "o", "markersize": 13}
+_RING |= {"markerfacecolor": "none", "linestyle": "none"}
+_OF_FRONTIER = {  # title and axes
+    "hamu-q": (
+        "HAMU-Q: forget by at least Q",
+        r"demanded rise of the forget loss, $Q/\eta$",
+        r"least change of the retain loss $/\eta$",
+    ),
+    "hamu-u": (
+        "HAMU-U: improve retain by at least U",
+        r"demanded fall of the retain loss, $U/\eta$",
+        r"least loss of forget quality $/\eta$",
+    ),
 }
 Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
@@ -65,18 +73,13 @@ def looks_of(methods: Sequence[str]) -> list[Look]:
 
     The first run of a method has its colour. Others take the colours of methods that are not drawn;
     when these are used up, dash patterns begin.
-
-    Args:
-        methods: of each run.
     """
     colors = {method: color for method, (color, _) in STYLES.items()}
     free = [color for method, color in colors.items() if method not in methods]
     found: list[Look] = []
     for method in methods:
-        own = [colors[method], *free] if method in colors else free or list(colors.values())
-        dashes = (
-            ",".join(["7px,3px", *["2px,3px"] * (n - 1)]) if n else "" for n in itertools.count()
-        )
+        own = [colors[method], *free] if method in colors else free or [*colors.values()]
+        dashes = ("" if n == 0 else "7px,3px" + ",2px,3px" * (n - 1) for n in itertools.count())
         looks = (Look(color, dash) for dash in dashes for color in own)
         found.append(next(look for look in looks if look not in found))
     return found
@@ -151,9 +154,8 @@ def plot_comparison(
     volumes = [hypervolumes[name] for name in names]
     drawn = bars.barh(names, volumes, color=[styles[name][0] for name in names], height=0.7)
     bars.bar_label(drawn, [f"{volume:.3g}" for volume in volumes], padding=3)
-    bars.set_title("hypervolume")
+    bars.set(title="hypervolume", xticks=[])
     bars.margins(x=0.2)
-    bars.set_xticks([])
     bars.spines[["top", "right", "bottom"]].set_visible(False)
     save_figure(figure, path)
 
@@ -194,19 +196,10 @@ def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
         place |= {"xytext": (gap, 4), "textcoords": "offset points"}
         axes.annotate(f"{text} {at:.3g}", (at, low), color="0.35", **place)
     margin = 0.06 * (high - low) or 1.0
+    title, across, up = _OF_FRONTIER[name]
+    axes.set(title=title, xlabel=across, ylabel=up)
     axes.set(xlim=(0, limit * 1.07), ylim=(low - margin, high + margin))
     axes.spines[["top", "right"]].set_visible(False)
-    if name == "hamu-q":
-        title, across = (
-            "HAMU-Q: forget by at least Q",
-            r"demanded rise of the forget loss, $Q/\eta$",
-        )
-        up = r"least change of the retain loss $/\eta$"
-    else:
-        title = "HAMU-U: improve retain by at least U"
-        across = r"demanded fall of the retain loss, $U/\eta$"
-        up = r"least loss of forget quality $/\eta$"
-    axes.set(title=title, xlabel=across, ylabel=up)
 
 
 def draw_trajectories(
@@ -218,15 +211,10 @@ def draw_trajectories(
     legend: bool = True,
     styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> None:
-    """Draw every run in its method's colour, the first one bold and in the legend.
+    """Draw every run (method, points) in its method's colour, the first bold and in the legend.
 
-    Args:
-        axes: to draw on.
-        runs: method and points of each.
-        title: above.
-        ends: gains of the model that each run saved, ringed unless its last point (the default).
-        legend: whether to draw one.
-        styles: of the methods, to share them with other pictures; see `styles_of`.
+    `ends` are the gains of the models saved, ringed unless a run's last point; `styles` are those
+    of `styles_of`.
     """
     styles = styles or styles_of(name for name, _ in runs)
     firsts: dict[str, Trajectory] = {}
@@ -271,28 +259,22 @@ def plot_attacks(result: AttackResult, path: Path) -> None:
     """Draw the forgotten records over the strength of each attack, a panel each, and save it.
 
     Lines are means over seeds, bands reach from the lowest to the highest.
-
-    Args:
-        result: of at least one attack.
-        path: of the picture; the suffix chooses the format.
     """
     count = max(1, len(result.outcomes))  # none where all attacks are skipped
-    figure, panels = plt.subplots(
-        1, count, figsize=(4.2 * count, 3.8), layout="constrained", squeeze=False
-    )
+    size = (4.2 * count, 3.8)
+    figure, panels = plt.subplots(1, count, figsize=size, layout="constrained", squeeze=False)
     for axes, (attack, by_model) in zip(panels[0], result.outcomes.items(), strict=False):
         measured, relearns = attack_figure(attack, result), attack in RELEARNING
         for role, outcome in by_model.items():
             color, values = COLOR_OF_MODEL[role], np.array(outcome.figures[measured.key])
             xs = outcome.at if relearns else range(len(values))
             axes.plot(xs, values.mean(1), color=color, marker="o", markersize=4, label=role)
-            axes.fill_between(
-                xs, values.min(1), values.max(1), color=color, alpha=0.15, linewidth=0
-            )
+            ends = (values.min(1), values.max(1))
+            axes.fill_between(xs, *ends, color=color, alpha=0.15, linewidth=0)
             if not relearns:
                 axes.set_xticks(xs, strengths(attack, outcome))
-        axes.set(title=attack, ylabel=measured.label)
-        axes.set_xlabel("steps of fine-tuning" if relearns else "")
+        across = "steps of fine-tuning" if relearns else ""
+        axes.set(title=attack, xlabel=across, ylabel=measured.label)
         if measured.key != "loss":
             axes.set_ylim(-0.03, 1.03)
         axes.spines[["top", "right"]].set_visible(False)

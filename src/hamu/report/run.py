@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,13 +37,7 @@ _STEP_COLUMNS = (
 
 @dataclass(frozen=True)
 class Layers:
-    """Figures of every block, from layers.jsonl.
-
-    Attributes:
-        blocks: their names, L.
-        steps: [T].
-        cos, change: cosθ and ‖Δw‖, [T, L]; NaN where unknown.
-    """
+    """Figures of L blocks at T steps, from layers.jsonl: cosθ and ‖Δw‖ [T, L], NaN if unknown."""
 
     blocks: Sequence[str]
     steps: np.ndarray
@@ -54,18 +49,9 @@ class Layers:
 class Run:
     """A run as its folder holds it, and what its models were asked for the report.
 
-    Attributes:
-        name: of its folder.
-        method: its method.
-        place: its folder; for a run of a demo the demo's folder and the method.
-        steps: by figure its values at the logged steps, [T] each; NaN where there is none.
-        entries: its evaluations along the way.
-        layers, evaluation, record, attack: the files of these names, None without.
-        settings: config.yaml.
-        inputs: digests of its data and models, from inputs.json; empty without.
-        notes: files that could not be read, and why.
-        failed: the error of a failed run of a comparison, else "".
-        observed: predictions of its models; None without, for the reason `unobserved`.
+    `steps` are values [T] at the logged steps by figure, NaN where there is none; `entries` the
+    evaluations along the way; `notes` name files that could not be read; `failed` is the error of
+    a failed run of a comparison; `observed` is None for the reason `unobserved`.
     """
 
     name: str
@@ -137,8 +123,8 @@ class Run:
         if self.evaluation is None or not self.entries:
             return ""
         saved, last = [self.after[side]["loss"] for side in SIDES], self.entries[-1]
-        evaluated = [one for one in self.entries if one["step"]]
-        same = [e["step"] for e in evaluated if saved == [e.get(f"eval_{s}_loss") for s in SIDES]]
+        losses = ((e["step"], [e.get(f"eval_{s}_loss") for s in SIDES]) for e in self.entries)
+        same = [step for step, found in losses if step and found == saved]
         # a best model may be evaluated again, with the number of the last step
         step = same[0 if self.settings.get("load_best_model_at_end") else -1] if same else None
         if step is not None:
@@ -172,11 +158,7 @@ class Run:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Folders of runs that a folder stands for: itself, or the runs of a comparison.
-
-    Raises:
-        HamuError: if there is none.
-    """
+    """Folders of runs that a folder stands for: itself, or the runs of a comparison."""
     if not path.is_dir():
         raise HamuError(f"there is no folder {path}; name the --output_dir of a `hamu unlearn`")
     if (path / files.COMPARISON).is_file():
@@ -199,11 +181,7 @@ def run_folders(path: Path) -> list[Path]:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """Read the run in a folder, or the runs of a demo.
-
-    Raises:
-        HamuError: if the folder is that of another command.
-    """
+    """Read the run in a folder, or the runs of a demo."""
     if not (path / files.SUMMARY).is_file():
         return [read_run(path)]
     summary = _json(path / files.SUMMARY, [], "summary")
@@ -254,15 +232,12 @@ def read_run(path: Path) -> Run:
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """Prefix names that several folders share with as many parent folders as tell them apart."""
-
-    def name(run: Run) -> str:
-        others = [o.place.parts for o in runs if o.name == run.name and o.place != run.place]
-        ends = (run.place.parts[-n:] for n in range(1, len(run.place.parts) + 1))
-        free = (end for end in ends if all(one[-len(end) :] != end for one in others))
-        return Path(*next(free)).as_posix() if others else run.name
-
-    return [replace(run, name=name(run)) for run in runs]
+    """Name the runs of folders that share their name by the way from the folder above all."""
+    places = {run.place for run in runs}
+    if len({place.name for place in places}) == len(places):
+        return list(runs)
+    above = os.path.commonpath({place.parent for place in places})
+    return [replace(run, name=run.place.relative_to(above).as_posix()) for run in runs]
 
 
 @cache
@@ -314,11 +289,11 @@ def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 def _steps(path: Path, notes: list[str]) -> dict[str, np.ndarray]:
     """The log by columns, read line by line: a long one fits in little memory."""
-    columns = {name: array("d") for name in _STEP_COLUMNS}
+    read = array("d")
     for found in _lines(path, notes):
-        for name, column in columns.items():
-            column.append(_number(found.get(name)))
-    kept = {name: np.array(column) for name, column in columns.items()}
+        read.extend(_number(found.get(name)) for name in _STEP_COLUMNS)
+    table = np.array(read).reshape(-1, len(_STEP_COLUMNS)).T
+    kept = dict(zip(_STEP_COLUMNS, table, strict=True))
     return {name: one for name, one in kept.items() if np.isfinite(one).any()}
 
 

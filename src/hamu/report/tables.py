@@ -5,14 +5,14 @@ A `Column` describes a figure once: its name, its label, its digits.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
+import pandas as pd
 from rich import box
 from rich.table import Table as ScreenTable
 from rich.text import Text
@@ -40,19 +40,12 @@ _LATEX |= {"±": r"$\pm$", "*": "{*}", "[": "{[}"}  # * and [ could be arguments
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of a table.
-
-    Attributes:
-        key: in rows and reports.
-        label: above it.
-        form: digits, as for `format`; "" for texts, which are left-aligned.
-        latex: label in LaTeX; "" for `label`.
-    """
+    """A figure of a table: its key in rows, its label, its digits ("" for texts, on the left)."""
 
     key: str
     label: str
     form: str = ""
-    latex: str = ""
+    latex: str = ""  # the label, where it is another
 
     def text(self, value: Any) -> str:
         """Write a value: a text, a number, or a mean with its deviation."""
@@ -66,9 +59,8 @@ class Column:
         value = row.get(self.key)
         if self.key == "pareto":
             return "*" if value else ""
-        text = self.text(value)
-        records = f" of {row['forget_records']}" if self.key == "forgotten" and text != "-" else ""
-        return text + records
+        counted = self.key == "forgotten" and value is not None
+        return self.text(value) + (f" of {row['forget_records']}" if counted else "")
 
 
 @dataclass(frozen=True)
@@ -97,8 +89,7 @@ class Table:
         """Table for the screen."""
         right = tuple(n for n, column in enumerate(self.columns) if column.form)
         found = plain_table(*(column.label for column in self.columns), right=right)
-        if self.caption:
-            found.caption, found.caption_justify = self.caption, "left"
+        found.caption, found.caption_justify = self.caption or None, "left"
         for row in self.rows:
             found.add_row(*map(Text, row))
         return found
@@ -173,12 +164,7 @@ _TOFU = (
 
 
 def report_table(reports: Mapping[str, Report], record: Mapping[str, Any] | None = None) -> Table:
-    """Figures of each set, with a column per report.
-
-    Args:
-        reports: by name, such as "before" and "after".
-        record: record.json of the run, whose intervals stand in brackets.
-    """
+    """Figures of each set, with a column per report and the intervals of a record in brackets."""
     last = [*reports.values()][-1]
     figures = [one for one in FIGURES if one.key in last["retain"]]
     recorded = (record or {}).get("figures", {})
@@ -227,8 +213,9 @@ def membership_line(report: Report) -> str:
     theirs = report.get("retain_model", {}).get("membership_inference") or {}
     found = []
     for name in (one for one in inference if one != "samples"):
-        own, other = (number(one.get(name), ".3f", "not measured") for one in (inference, theirs))
-        beside = f" [retain model {other}]" if theirs.get(name) is not None else ""
+        other = theirs.get(name)
+        beside = "" if other is None else f" [retain model {other:.3f}]"
+        own = number(inference[name], ".3f", "not measured")
         found.append(f"{name.replace('_', ' ').replace('auc', 'AUC')} {own}{beside}")
     return f"membership inference: {', '.join(found)} (0.5 is ideal)"
 
@@ -280,23 +267,19 @@ def attack_tables(result: AttackResult) -> list[Table]:
     tables = []
     for attack, by_model in result.outcomes.items():
         figure, relearns = attack_figure(attack, result), attack in RELEARNING
+        heads = [attack, *strengths(attack, by_model[UNLEARNED]), *["retain accuracy"] * relearns]
         rows = []
         for role, outcome in by_model.items():
             cells = [figure.text(outcome.mean(figure.key, at)) for at in outcome.at]
-            accuracies = outcome.retain_accuracy
-            ends = [f"{sum(accuracies) / len(accuracies):.1%}"] if relearns else []
+            ends = [f"{fmean(outcome.retain_accuracy):.1%}"] if relearns else []
             rows.append([role, *cells, *ends])
-        heads = [attack, *strengths(attack, by_model[UNLEARNED])]
-        heads += ["retain accuracy"] * relearns
         tables.append(Table.plain(heads, rows, f"{figure.label}, mean over seeds"))
-    found = {
-        f"{name[0]}: {'quantization' if name[0] == 'Q' else 'relearning'}, by "
-        f"{name[2:].replace('_', ' ')}": f"{value:.3f}"
+    kinds = {"Q": "quantization", "R": "relearning"}
+    found = [
+        [f"{name[0]}: {kinds[name[0]]}, by {name[2:].replace('_', ' ')}", f"{value:.3f}"]
         for name, value in robustness(result).items()
-    }
-    if found:
-        tables.append(Table.plain(["robustness, 1 is best", "value"], [*map(list, found.items())]))
-    return tables
+    ]
+    return tables + [Table.plain(["robustness, 1 is best", "value"], found)] * bool(found)
 
 
 # Comparisons
@@ -349,21 +332,15 @@ def screen_table(rows: Sequence[Row]) -> ScreenTable:
 
 def csv_table(rows: Sequence[Row]) -> str:
     """All figures of all runs with all their digits; missing ones are empty."""
-    text = io.StringIO()
-    table = csv.DictWriter(
-        text, list(dict.fromkeys(k for row in rows for k in row)), lineterminator="\n"
-    )
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()
+    return str(pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n"))
 
 
 def markdown_page(comparison: Comparison) -> str:
     """Runs, means and remarks."""
     parts = [Table.of(COLUMNS, comparison.rows).markdown()]
     if comparison.means:
-        means = Table.of(COLUMNS, comparison.means).markdown()
-        parts += ["Means over seeds ± standard deviation:\n", means]
+        parts.append("Means over seeds ± standard deviation:\n")
+        parts.append(Table.of(COLUMNS, comparison.means).markdown())
     return "\n".join([*parts, *(f"{escape_markdown(line)}\n" for line in remarks(comparison))])
 
 
@@ -372,17 +349,13 @@ def latex_page(comparison: Comparison) -> str:
     lines = ["needs \\usepackage{booktabs}", *remarks(comparison)]
     parts = [*(f"% {line}" for line in lines), Table.of(COLUMNS, comparison.rows).latex()]
     if comparison.means:
-        means = Table.of(COLUMNS, comparison.means).latex()
-        parts += ["% means over seeds and standard deviations", means]
+        parts.append("% means over seeds and standard deviations")
+        parts.append(Table.of(COLUMNS, comparison.means).latex())
     return "\n".join(parts) + "\n"
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Lines below a comparison.
-
-    The start of all runs, the meaning of the columns, hypervolumes, runs that failed or ended
-    early, and environments that differ.
-    """
+    """Lines below a comparison: its start, columns, hypervolumes, failures and environments."""
     start, reference = comparison.start, comparison.reference
     lines = []
     if start is not None:

@@ -29,10 +29,9 @@ def verdict(run: Run) -> Verdict:
     "It forgot" without more needs a goal that is reached and attacks that the model withstood.
     """
     if run.evaluation is None:
-        step = f"{run.last_step:,}"
         if run.failed:
-            return Verdict(f"It failed after step {step}", "bad")
-        return Verdict(f"Not finished: step {step} so far", "open")
+            return Verdict(f"It failed after step {run.last_step:,}", "bad")
+        return Verdict(f"Not finished: step {run.last_step:,} so far", "open")
     gains = gains_of(run.evaluation)
     if not all(map(math.isfinite, gains)):
         return Verdict("The model's losses are not finite", "bad")
@@ -47,7 +46,8 @@ def verdict(run: Run) -> Verdict:
 
 def _by_losses(run: Run, forget: float, retain: float) -> Verdict:
     """Judge by the records forgotten, without a goal by the rises of the losses alone."""
-    said, best, goal = "The forget loss rose", "open", run.goal
+    said, goal = "The forget loss rose", run.goal
+    best: Tone = "open"
     if goal is None:
         if forget <= 0:
             return Verdict("It did not forget: the loss on the forget set has not risen", "bad")
@@ -71,8 +71,7 @@ def _by_losses(run: Run, forget: float, retain: float) -> Verdict:
     stays = "what is to stay has stayed"
     if loss < 0:
         stays = f"{'the model ' if goal is None else ''}does better on what is to stay"
-    tones: dict[str, Tone] = {"good": "good", "mixed": "mixed"}
-    return Verdict(f"{said}, and {stays}", tones.get(best, "open"))
+    return Verdict(f"{said}, and {stays}", best)
 
 
 def _lasting(run: Run, found: Verdict) -> Verdict:

@@ -36,12 +36,9 @@ _AVERAGED = (
 
 
 def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
-    """The figures of a run that has come to its end; those that are not finite are None.
+    """The figures of a finished run, after the columns that tell it from others.
 
-    Args:
-        columns: which tell it from others.
-        run: its folder.
-        seconds: how long it took.
+    Those that are not finite are None.
     """
     evaluation, record = _of_run(run, EVALUATION), _of_run(run, RECORD)
     gains, steps = gains_of(evaluation), record["steps"]
@@ -49,7 +46,7 @@ def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
         "forget_gain": gains.forget,
         "retain_gain": gains.retain,
         "joint_gain": gains.joint,
-        **_of_model(evaluation, "after"),
+        **model_figures(evaluation, "after"),
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": steps["taken"],
         "ended_at": steps["ended_at"],
@@ -66,15 +63,7 @@ def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
 def failed_row(
     name: str, columns: Row, reason: str, seconds: float | None, *, interrupted: bool = False
 ) -> Row:
-    """The row of a run that has not come to its end.
-
-    Args:
-        name: of the run.
-        columns: which tell it from others.
-        reason: why, in one line.
-        seconds: how long it took.
-        interrupted: whether a signal has ended it.
-    """
+    """The row of a run that failed for a reason, or that a signal has ended."""
     ended = "interrupted" if interrupted else "failed"
     return {"run": name, **columns, "ended": ended, "seconds": seconds, "failed": reason}
 
@@ -91,7 +80,7 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
     Where the runs do not agree, as the draw of membership inference depends on the seed, their mean
     and deviation.
     """
-    found = [plain(_of_model(_of_run(run, EVALUATION), "before")) for run in runs]
+    found = [plain(model_figures(_of_run(run, EVALUATION), "before")) for run in runs]
     if not found:
         return None
     return {
@@ -101,37 +90,23 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
 
 
 def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None) -> None:
-    """Check that runs have started from the same model and have read the same data.
-
-    Args:
-        runs: their folders, by name.
-        of: what is to be the same, by the names in inputs.json; None for all.
-
-    Raises:
-        HamuError: if not; names two of them.
-    """
-    found = {
-        name: {key: entry for key, entry in read_inputs(run).items() if of is None or key in of}
-        for name, run in runs.items()
-    }
-    for name, inputs in found.items():
-        first = next(iter(found))
-        other = differing(found[first], inputs)
+    """Check that runs, by name, have the same inputs: those named in `of`, or all."""
+    first: tuple[str, Any] | None = None
+    for name, run in runs.items():
+        read = read_inputs(run).items()
+        inputs = {key: entry for key, entry in read if of is None or key in of}
+        first = first or (name, inputs)
+        other = differing(first[1], inputs)
         if other is not None:
             raise HamuError(
-                f"{name} had another {other} than {first}, so that they do not compare; remove the "
-                f"folder of the one that is out of date and run it again"
+                f"{name} had another {other} than {first[0]}, so that they do not compare; remove "
+                f"the folder of the one that is out of date and run it again"
             )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rows of a comparison, put in order.
-
-    Attributes:
-        found: rows of `finished_row` and `failed_row`.
-        start: the figures of the model that all have started from, None without a finished run.
-    """
+    """Rows of `finished_row` and `failed_row` in order, and the figures that all started from."""
 
     found: tuple[Row, ...]
     start: Row | None
@@ -142,10 +117,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """All rows by joint gain, the best first, then those that failed.
-
-        `pareto` says whether no other is better.
-        """
+        """All rows by joint gain, with `pareto` for those that no other beats; then the failed."""
         return [*_ranked(self._finished), *(row for row in self.found if row["failed"])]
 
     @cached_property
@@ -184,7 +156,7 @@ class Comparison:
         return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
 
 
-def _of_model(evaluation: Mapping[str, Any], role: str) -> Row:
+def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
     """Figures of a model: records forgotten, accuracies, probabilities (texts), utility and AUCs.
 
     The AUC is of membership inference, for texts by Min-K%. Utility is for texts the mean
@@ -252,11 +224,7 @@ def this_environment(device: str) -> str:
 
 
 def differing_environments(runs: Mapping[str, str | None]) -> str:
-    """The differences between the environments of runs, and whose each is; "" if there are none.
-
-    Args:
-        runs: the environment of each, by name; None where it is not known, which tells nothing.
-    """
+    """The differences between known environments of runs, and whose each is; "" without any."""
     names: dict[str, list[str]] = {}
     for name, environment in runs.items():
         if environment is not None:
