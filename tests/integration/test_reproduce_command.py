@@ -233,11 +233,11 @@ def test_a_killed_run_goes_on_and_a_longer_run_that_begins_alike_serves_a_shorte
     adam_is_killed.undo()
     asked, child = [], children._Child
     monkeypatch.setattr(
-        children, "_Child", lambda call, *rest: asked.append(call.argv) or child(call, *rest)
+        children, "_Child", lambda call, *rest: asked.append(call) or child(call, *rest)
     )
     assert reproduce("figure-12", "--epochs", 2)[0] == 0
-    [argv] = asked
-    assert argv[:2] == ("unlearn", "--resume")
+    [call] = asked
+    assert (call.job, call.options["resume"]) == ("unlearn", True)
     longer, two = runs(tmp_path), result(tmp_path, "figure-12")
     assert longer.items() > finished.items()
     assert two["failed"] == {}
