@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 from transformers import set_seed
 
 from hamu import HamuQ, HamuU, PairedGradients, StepGuard
-from hamu.cli.demo import Digits
+from hamu.cli.demo import TRAIN, Scenario
 from hamu.core.forward import predict_logits
 from hamu.core.gram_meter import GramMeter
 from hamu.core.objectives import CrossEntropy, Scored
@@ -165,15 +165,15 @@ def batches(case: dict[str, Any]) -> Iterator[Any]:
 
 def digits() -> dict[str, Any]:
     set_seed(42)
-    scenario = Digits(42)
+    scenario = Scenario("image", 42)
     model, train = scenario.new_model()
     train_original(
         model,
         train,
-        TrainConfig(output_dir="runs/unused", disable_tqdm=True, **scenario.train_settings),
+        TrainConfig(output_dir="runs/unused", disable_tqdm=True, **TRAIN["image"]),
         collate,
     )
-    problem = scenario.problem
+    problem = scenario.problem(model)
 
     def losses(model: Any) -> dict[str, float]:
         return {

@@ -34,7 +34,7 @@ from transformers import TrainerCallback, set_seed
 
 from hamu import HamuQ, PairedGradients
 from hamu.assess import AssessedModel, Hessian, lanczos, measure_hardness
-from hamu.cli.demo import Digits
+from hamu.cli.demo import TRAIN, Scenario
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.evaluation import predict
@@ -133,10 +133,10 @@ def digits(seeds: int) -> Iterator[tuple[int, nn.Module, Any]]:
     """The demo's model, trained for a random number of epochs."""
     for seed in range(seeds):
         set_seed(seed)
-        scenario = Digits(seed)
+        scenario = Scenario("image", seed)
         model, train = scenario.new_model()
         epochs = 1 + seed % 4
-        settings = scenario.train_settings | {"num_train_epochs": epochs}
+        settings = TRAIN["image"] | {"num_train_epochs": epochs}
         train_original(
             model,
             train,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
-from hamu.cli.demo import Digits
+from hamu.cli.demo import TRAIN, Scenario
 from hamu.core.forward import predict_logits
 from hamu.core.methods import HamuQ
 from hamu.core.methods.base import StoppingMemory, StoppingRule
@@ -52,11 +52,9 @@ Run = dict[str, list[float]]
 def original_model(seed: int, work: Path) -> tuple[PreTrainedModel, ImageData]:
     """The demo's original model, and the data that it was trained on."""
     set_seed(seed)
-    scenario = Digits(seed)
+    scenario = Scenario("image", seed)
     model, train = scenario.new_model()
-    config = TrainConfig(
-        output_dir=str(work), seed=seed, disable_tqdm=True, **scenario.train_settings
-    )
+    config = TrainConfig(output_dir=str(work), seed=seed, disable_tqdm=True, **TRAIN["image"])
     return train_original(model, train, config, collate), train
 
 

@@ -18,7 +18,6 @@ from experiments.paper.page import PAGE, VERDICTS, check_output, page, results_i
 from experiments.paper.planning import OF_EXPERIMENTS, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
-from hamu.cli import main
 from hamu.cli.commands import OwnParser
 from hamu.data.sources import MINIATURE, located
 from hamu.errors import HamuError, Interrupted, unknown
@@ -26,7 +25,7 @@ from hamu.report.tables import plain_table
 from hamu.unlearning.compare import Children, Plan
 from hamu.unlearning.compare.children import Call
 from hamu.unlearning.compare.rows import Row, check_same_inputs
-from hamu.unlearning.jobs.comparison import ending, run_waiting
+from hamu.unlearning.jobs.comparison import ending, run_job, run_waiting
 from hamu.unlearning.jobs.kinds import task_name
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
@@ -81,7 +80,7 @@ def run(argv: list[str], console: Console) -> int:
     with output, work:
         for folder in (output, work):
             folder.prepare()
-        children = Children(options.jobs, environment, main)
+        children = Children(options.jobs, environment, run_job)
         stale = _stale(names, output.path)
         for task, stage in stages.items():
             wanted = [
@@ -96,8 +95,7 @@ def run(argv: list[str], console: Console) -> int:
 
 
 def _parser() -> OwnParser:
-    parser = OwnParser("experiments", __doc__ or "")
-    parser.prog = "python -m experiments"
+    parser = OwnParser("python -m experiments", __doc__ or "")
     add = parser.add_argument
     add("names", nargs="*", help="figures and tables, or all; without any, they are listed")
     add(

@@ -1,8 +1,14 @@
-"""A language model that the documentation's commands can unlearn from."""
+"""Small models, and the data for them, that several tests work on."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import torch
 
-from hamu.models.language import new_language_model, new_tokenizer
+from hamu.models import SmallResNet, SmallResNetConfig
+from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+from hamu.models.storage import save_model
 
 
 def save_fine_tuned(folder, records):
@@ -25,3 +31,27 @@ def save_fine_tuned(folder, records):
     assert loss.item() <= 1.0
     for part in (model, tokenizer):
         part.save_pretrained(folder)
+
+
+def save_small_world(rows):
+    """Data (a.npz, t.jsonl) and models (image, text, adapter) in the working folder, as small as can be."""
+    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
+    np.savez("a.npz", images=images, labels=np.arange(12) % 3)
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    save_small_classifier("image")
+    tokenizer = new_tokenizer((row["question"] for row in rows), vocabulary=300)
+    text = new_language_model(tokenizer, hidden=16, layers=1, max_length=128)
+    text.save_pretrained("text")
+    adapted = with_adapter(text, AdapterSettings(rank=2))
+    adapted.peft_config["default"].base_model_name_or_path = "text"
+    Path("adapter").mkdir()
+    save_model(adapted, Path("adapter"))
+    for folder in ("text", "adapter"):
+        tokenizer.save_pretrained(folder)
+
+
+def save_small_classifier(folder):
+    """A classifier of three classes of grey images."""
+    shape = {"depth": 8, "width": 2, "num_channels": 1, "num_labels": 3}
+    config = SmallResNetConfig(**shape, image_mean=[0.5], image_std=[0.3])
+    SmallResNet(config).save_pretrained(folder)

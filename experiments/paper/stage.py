@@ -153,8 +153,8 @@ class Stage:
         path = place / f"{folder.name}-train.yaml"
         path.write_text(yaml.safe_dump(settings), encoding="utf-8")
         begun = (folder / CONFIG).is_file()
-        how = ("--resume",) if begun else ("--config", str(path), "--overwrite")
-        return Call("the original model", ("train", *how, "--output_dir", str(folder)))
+        how = {"resume": True} if begun else {"config": str(path), "overwrite": True}
+        return Call("the original model", "train", how | {"output_dir": str(folder)})
 
     @cached_property
     def inputs(self) -> Inputs:

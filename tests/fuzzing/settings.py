@@ -47,7 +47,7 @@ _CHOICES |= dict.fromkeys(["model", "retain_model", "original_model", "base_mode
 _TYPES = (options.DataOptions, options.RunOptions, options.AssessOptions, options.EvaluateOptions)
 _OPTIONS = {
     field.name: str(field.type)
-    for cls in (*_TYPES, UnlearnConfig, options.ResumeOptions)
+    for cls in (*_TYPES, UnlearnConfig)
     for field in fields(cls)
     if field.init
     and not field.name.startswith("torch_compile")  # may take longer than the clock allows

@@ -15,14 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
+from small_models import save_small_world
 from watching import watched
 
 from hamu.cli import main
 from hamu.errors import one_line
-from hamu.models import SmallResNet, SmallResNetConfig
-from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
-from hamu.models.storage import save_model
 
 SECONDS = 120  # a command that takes longer hangs: all data here are tiny
 _CODES = {"assess": (0, 2, 3, 4), "verify": (0, 1, 2)}
@@ -42,11 +39,9 @@ class Outcome:
     @property
     def name(self):
         """For a count of outcomes."""
-        if self.wrong:
-            return "violation"
-        if self.code == 2:
+        if self.code == 2 and not self.wrong:
             return "refused, not foreseen" if "(--debug shows where)" in self.said else "refused"
-        return f"exit code {self.code}"
+        return "violation" if self.wrong else f"exit code {self.code}"
 
 
 class Hang(BaseException):
@@ -196,24 +191,9 @@ def _content(folder):
 
 
 def _make_data_and_models():
-    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
-    np.savez("a.npz", images=images, labels=np.arange(12) % 3)
     rows = [{"question": f"How many is {i}?", "answer": f"just {i}"} for i in range(8)]
-    for name, some in (("t", rows), ("b", rows[:2])):
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    config = SmallResNetConfig(
-        depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
-    )
-    SmallResNet(config).save_pretrained("image")
-    tokenizer = new_tokenizer(["how many is just"], vocabulary=300)
-    text = new_language_model(tokenizer, hidden=16, layers=1, max_length=64)
-    text.save_pretrained("text")
-    adapted = with_adapter(text, AdapterSettings(rank=2))
-    adapted.peft_config["default"].base_model_name_or_path = "text"
-    Path("adapter").mkdir()
-    save_model(adapted, Path("adapter"))
-    for folder in ("text", "adapter"):
-        tokenizer.save_pretrained(folder)
+    save_small_world(rows)
+    Path("b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
 
 
 def _make_runs():

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hamu import HamuError, UnlearnConfig, UnlearnTrainer
+from hamu import HamuError
 from hamu.core.forward import predict_logits
-from hamu.data import forget_class, forget_rows, pixel_statistics, read_images, read_text
+from hamu.data import forget_class, forget_rows, read_images, read_text
 from hamu.data.images import collate
 from hamu.evaluation import Predictions, predict
-from hamu.models import load_classifier
 from hamu.unlearning.goals import Goal, Reference
 from hamu.unlearning.lookahead import Lookahead
 
@@ -237,11 +236,21 @@ def test_the_plain_command_runs_by_goal_and_names_its_budget(classes, tmp_path, 
     assert cli("verify", "out")[0] == 0
 
 
-def test_the_plain_command_for_rows_has_the_goal_unseen(classes, tmp_path, saved_model):
-    code, out, err = classes("--forget_rows", ",".join(map(str, range(40))), "--model", saved_model)
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("--forget_rows", ",".join(map(str, range(40)))), "(goal unseen, 95% wanted)"),
+        (
+            ("--forget_class", 3, "--goal", "unseen", "--target_share", 0.5),
+            "(goal unseen, 50% wanted)",
+        ),
+    ],
+)
+def test_rows_have_the_goal_unseen_and_a_class_by_its_name(classes, saved_model, asked, said):
+    code, out, err = classes(*asked, "--max_retain_increase", 0.3, "--model", saved_model)
     assert (code, err) == (0, "")
-    assert "(goal unseen, 95% wanted)" in out
-    assert evaluation(tmp_path)["goal"]["kind"] == "unseen"
+    assert said in out
+    assert "of +0.3 allowed" in out
 
 
 @pytest.mark.parametrize("by_hand", [("--learning_rate", 0.01), ("--constraint", 0.3)])
@@ -252,29 +261,3 @@ def test_a_setting_of_a_run_by_hand_makes_it_one(classes, tmp_path, saved_model,
     assert evaluation(tmp_path)["controller"] is None
     assert "allowed" not in out
     assert "records are forgotten (losses" in out, "any run whose goal is known counts its records"
-
-
-def test_python_runs_by_goal_as_the_command_does(classes, tmp_path, saved_model):
-    assert classes("--forget_class", 3, "--model", saved_model)[0] == 0
-    report = evaluation(tmp_path)
-    train, test = read_images("data"), read_images("data", "test")
-    problem = forget_class(train, test, 3).normalized(*pixel_statistics(train))
-    own = {"auto": True, "max_steps": 30, "eval_strategy": "no", "eval_on_start": False}
-    args = UnlearnConfig(
-        output_dir=str(tmp_path / "own"), disable_tqdm=True, logging_strategy="no", **own
-    )
-    sets = {f"{name}_dataset": data for name, data in problem.sets().items()}
-    trainer = UnlearnTrainer(load_classifier(str(saved_model)), args, **sets)
-    trainer.train()
-    assert trainer.stop.kind == report["ended_kind"]
-    for key in ("step", "forgotten"):
-        ours = [row[key] for row in trainer.controller.history]
-        assert ours == [row[key] for row in report["controller"]]
-
-
-def test_the_command_takes_a_goal_by_name(classes, saved_model):
-    asked = ("--goal", "unseen", "--target_share", 0.5, "--max_retain_increase", 0.3)
-    code, out, _ = classes("--forget_class", 3, "--model", saved_model, *asked)
-    assert code == 0
-    assert "(goal unseen, 50% wanted)" in out
-    assert "of +0.3 allowed" in out

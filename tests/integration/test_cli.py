@@ -119,22 +119,6 @@ def test_evaluate_counts_the_forgotten_records(sh, tmp_path, saved_model):
     assert "8 of 8 records are forgotten" in sh(f"{job} {by_loss}")[1]
 
 
-@pytest.mark.parametrize(("flags", "message"), [
-    ("--goal mean", "goal 'mean' is unknown; choose one of unseen, retrained, erased, loss"),
-    ("--goal loss", "the goal loss needs --target_forget_loss"),
-    ("--goal unseen --target_forget_loss 2", "target_forget_loss is of the goal loss, not unseen"),
-    ("--target_forget_loss 0", "target_forget_loss 0.0 must be a positive number"),
-    ("--target_share 2", "target_share 2.0 must be a share"),
-    ("--goal retrained", "give --retain_model, or another --goal"),
-])  # fmt: skip
-def test_evaluate_refuses_a_goal_that_means_nothing(sh, tmp_path, saved_model, flags, message):
-    job = f"evaluate --data digits --forget_rows 1 --model {saved_model} --output_dir out"
-    code, _, err = sh(f"{job} {flags}")
-    assert code == 2
-    assert message in err
-    assert not (tmp_path / "out").exists()
-
-
 def test_evaluate_without_data_or_model_to_compare_with_states_no_goal(sh, tmp_path, saved_model):
     digits = read_images("digits").select(range(60))
     np.savez("alone.npz", images=digits.pixels[:, 0].numpy(), labels=digits.labels.numpy())

@@ -167,7 +167,7 @@ def test_what_fails_is_noted_and_the_others_go_on(compare, tmp_path):
     (("--learning_rates", "fast"), "invalid float value: 'fast'"),
     (("--jobs", 0), "jobs 0 must be at least 1"),
     (("--auto", "--target_forget_loss", 2), "compare has no --auto, which is for hamu unlearn"),
-    (("--model", "nowhere"), "the model nowhere is not there"),
+    (("--model", "nowhere"), "nowhere is not a saved model"),
     (("--resume",), "--resume"),
 ])  # fmt: skip
 def test_what_does_not_fit_together_is_said_before_anything_is_written(

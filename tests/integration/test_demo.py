@@ -22,23 +22,22 @@ def methods(monkeypatch):
 
 @pytest.mark.parametrize("task", ["image", "text"])
 def test_the_demo_tells_the_whole_story(task, methods, tmp_path, monkeypatch, capsys):
-    scenario = {"image": demo.Digits, "text": demo.FictitiousAuthors}[task]
-    for settings in (scenario.train_settings, scenario.unlearn_settings):
+    for settings in (demo.TRAIN[task], demo.UNLEARN[task]):
         monkeypatch.setitem(settings, "num_train_epochs", 1)
     names = list(method_classes())
     if task == "text":  # all methods run on images
         names = ["hamu-q", "ft", "ga", "npo"]
         methods(*names)
     else:
-        few = lambda *split: read_images(*split).select(range(300))  # noqa: E731
-        monkeypatch.setattr(demo, "read_images", few)
+        few = lambda *split, **how: read_images(*split, **how).select(range(300))  # noqa: E731
+        monkeypatch.setattr("hamu.unlearning.jobs.kinds.read_images", few)
     folder = tmp_path / "demo"
     words = ["demo", "--task", task, "--output_dir", str(folder)]
     assert main(words) == 0
     printed = capsys.readouterr().out
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary["methods"]) == names
-    assert len(summary["hardness"]) == len(scenario(42).problems)
+    assert len(summary["hardness"]) == len(demo.PROBLEMS[task][2])
     for name, row in summary["methods"].items():
         assert name in printed
         assert len(row["trajectory"]) == 2, "before the first epoch and after it"

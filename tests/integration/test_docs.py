@@ -16,7 +16,7 @@ from doc_blocks import FENCE, ROOT, blocks_of, save_what_readers_have
 
 from hamu.cli import COMMANDS, commands, main
 from hamu.cli.commands import given_flags
-from hamu.cli.demo import Digits, FictitiousAuthors
+from hamu.cli.demo import NEXT
 from hamu.core import plugins
 from hamu.data import read_text
 from hamu.unlearning.jobs.options import BY_HAND, TYPES
@@ -90,7 +90,7 @@ def parse_options(argv, processes="1"):
             begun.parent.mkdir(parents=True, exist_ok=True)
             begun.write_text("{}")
         if command in TYPES:
-            settings_of(command, given_flags(command, "", rest))
+            settings_of(command, given_flags(command, rest))
         elif command != "methods":
             patch.setattr(Parser, "parse_args", stop)
             with pytest.raises(OptionsParsed):
@@ -105,9 +105,9 @@ def test_a_wrong_option_is_an_error(argv):
         parse_options(argv)
 
 
-@pytest.mark.parametrize("scenario", [Digits, FictitiousAuthors])
-def test_the_commands_that_a_demo_prints_exist(scenario):
-    lines = scenario.next.replace("\\\n", " ").splitlines()
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_the_commands_that_a_demo_prints_exist(kind):
+    lines = NEXT[kind].replace("\\\n", " ").splitlines()
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("  hamu ")]
     by_hand = {f"--{name}" for name in BY_HAND}
     assert [argv for argv in commands if argv[0] == "unlearn" and not by_hand & set(argv)]

@@ -83,7 +83,7 @@ def test_help_that_is_cut_short_is_no_error(line, output, broken_pipe, capfd):
 
 
 @pytest.mark.parametrize(
-    ("line", "name"), [("unlearn --help", "hamu unlearn"), ("--version", "hamu")]
+    ("line", "name"), [("unlearn --help", "hamu unlearn"), ("--version", "hamu --version")]
 )
 def test_help_or_version_that_cannot_be_written_is_an_error(line, name, output, full, capfd):
     output(full)

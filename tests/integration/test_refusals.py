@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from small_models import save_small_classifier
 
 import hamu.cli
 from hamu.cli import main
-from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.unlearning.jobs.task import Task
 
 IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
@@ -47,10 +47,7 @@ def cli(tmp_path, monkeypatch, capfd):
 @pytest.fixture
 def image_model(tmp_path):
     """The folder of a very small classifier of these images."""
-    config = SmallResNetConfig(
-        depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
-    )
-    SmallResNet(config).save_pretrained(tmp_path / "model")
+    save_small_classifier(tmp_path / "model")
 
 
 @pytest.mark.parametrize(("line", "message"), table("""
@@ -59,6 +56,7 @@ demo --seed -1 => seed -1 must be 0 to 4294967295
 unlearn --output_dir= => output_dir is empty; is a shell variable unset?
 report --output= run => output is empty; is a shell variable unset?
 evaluate --generate -1 => generate -1 must not be negative; 0 for no answers
+evaluate --goal mean => goal 'mean' is unknown; choose one of unseen, retrained, erased, loss
 unlearn --lora_dropout 1.5 => lora_dropout 1.5 must be a share in [0, 1)
 unlearn --expected_forget 0 => expected_forget 0 must be at least 1 record
 assess --bootstrap_memory inf => bootstrap_memory inf must be a number of GB, 0 or more
@@ -72,14 +70,14 @@ evaluate --model a\0b => model 'a\\x00b' has a character that no name or text ma
 assess --dry_run => assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out
 assess --auto --target_forget_loss 2 => assess has no --auto, which is for hamu unlearn; leave it
 compare --auto => compare has no --auto, which is for hamu unlearn; leave it out
-compare --resume => compare needs no --resume: the same command again goes on where it was
+compare --resume => compare has no --resume, as the same command again goes on where it was; leave
 unlearn --without_forget => has no --without_forget, by which hamu train makes the retain model;
 unlearn --eval_on_start False => eval_on_start measures the model before unlearning, the baseline
-unlearn --save_only_model => has save_only_model, which has no place here: checkpoints are to go on
+unlearn --save_only_model => has save_only_model, which has no place here: a run goes on in its own
 unlearn --method ga --max_retain_loss 1 => no effect with ga, which has no retain pass
 unlearn --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
 unlearn --forget_filter name=Ada => forget_filter is not for images; say what to forget with one of
-unlearn --rho 0.5 => rho 0.5 mixes records into a class; leave it out with --forget_rows
+unlearn --rho 0.5 => rho is for --forget_class; leave it out with --forget_rows
 unlearn --allow_missing => allow_missing is for --forget_data; leave it out with --forget_rows
 unlearn --magic => unrecognized arguments: --magic; hamu unlearn --help lists the options
 unlearn --methd hamu-q => --methd hamu-q; did you mean --method? hamu unlearn --help lists the
@@ -131,15 +129,15 @@ def test_a_run_is_resumed_by_the_command_that_began_it(cli, command, other):
 
 
 @pytest.mark.parametrize(("content", "message"), table("""
-- seed => run.yaml is a list; expected settings as `key: value`
-unlearn: fast => unlearn in run.yaml is a single value; expected settings as `key: value`
+- seed => run.yaml holds no settings; expected lines of `key: value`
+unlearn: fast => unlearn in run.yaml holds no settings; expected lines of `key: value`
 seed: 1|keep: 2|seed: 2 => run.yaml is not valid YAML, line 3: seed is there twice
 ? [seed]|: 1 => run.yaml is not valid YAML, line 1: found unhashable key
 unlearn:|  seeds: [1] => run.yaml has seeds under unlearn, but hamu unlearn takes no such setting
 compare:|  method: ga => run.yaml has method under compare, but hamu compare takes no such setting
 unlern:|  seed: 1 => run.yaml has the unknown setting 'unlern'; did you mean unlearn?
 seed: [[1], 2] => run.yaml has nested values under seed; expected one value, or a list of them
-seed: \xff => run.yaml is not a text file; expected YAML
+seed: \xff => run.yaml is not valid YAML: unacceptable character #x00ff: invalid start byte
 seed: \x07 => run.yaml is not valid YAML: unacceptable character #x0007: special characters are
 seed: 1|keep: ] => run.yaml is not valid YAML, line 2: expected the node content, but found ']'
 magic: 1 => run.yaml has the unknown setting 'magic'; hamu unlearn --help-all lists those there are
@@ -151,11 +149,14 @@ def test_a_file_of_settings(cli, content, message):
 
 def test_a_file_of_settings_without_an_end(cli):
     Path("run.yaml").write_text("[" * 500)
-    assert "run.yaml is nested too deeply" in cli("unlearn", *FULL, "--config", "run.yaml")
+    assert "run.yaml is not valid YAML: maximum recursion" in cli(
+        "unlearn", *FULL, "--config", "run.yaml"
+    )
 
 
 @pytest.mark.usefixtures("image_model")
 @pytest.mark.parametrize(("line", "message"), table("""
+evaluate --goal retrained => give --retain_model, or another --goal
 train --eval_strategy epoch => an evaluation needs test data; give --test_data, or leave out --eval_
 train --gradient_checkpointing => SmallResNet cannot recompute activations; leave out --gradient_c
 unlearn --method ga --lr_scheduler_type cosine_with_min_lr => the schedule cosine_with_min_lr cannot

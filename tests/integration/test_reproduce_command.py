@@ -15,7 +15,7 @@ import yaml
 from interrupting import interrupted_at
 
 from experiments.__main__ import main
-from experiments.paper import EXPERIMENTS
+from experiments.paper import EXPERIMENTS, practice
 from experiments.paper.practice import Optimizers
 from hamu.data import read_text
 from hamu.errors import HamuError
@@ -233,11 +233,11 @@ def test_a_killed_run_goes_on_and_a_longer_run_that_begins_alike_serves_a_shorte
     adam_is_killed.undo()
     asked, child = [], children._Child
     monkeypatch.setattr(
-        children, "_Child", lambda call, *rest: asked.append(call.argv) or child(call, *rest)
+        children, "_Child", lambda call, *rest: asked.append(call) or child(call, *rest)
     )
     assert reproduce("figure-12", "--epochs", 2)[0] == 0
-    [argv] = asked
-    assert argv[:2] == ("unlearn", "--resume")
+    [call] = asked
+    assert (call.job, call.options["resume"]) == ("unlearn", True)
     longer, two = runs(tmp_path), result(tmp_path, "figure-12")
     assert longer.items() > finished.items()
     assert two["failed"] == {}
@@ -312,15 +312,19 @@ def test_runs_of_another_original_model_are_not_put_together(reproduce, tmp_path
 @pytest.fixture
 def fewer_runs(monkeypatch):
     """Methods, constraints and mixing ratios that suffice for every figure to be drawn."""
-    paper = "experiments.paper"
-    for module in ("constraints", "similarity"):
-        monkeypatch.setattr(f"{paper}.{module}.BASELINES", ("ft", "gdiff"))
-    for module in ("language", "similarity"):
-        monkeypatch.setattr(f"{paper}.{module}.METHODS", ("hamu-q", "hamu-u", "ft", "gdiff"))
-    for place in ("similarity.RHOS", "similarity.AllBaselines.rhos"):
-        monkeypatch.setattr(f"{paper}.{place}", (0.0, 0.75, 1.0))
-    monkeypatch.setattr(f"{paper}.constraints.CONSTRAINTS", (0.1, 0.9))
-    monkeypatch.setattr(f"{paper}.cost._TURNS", 2)
+    values = {
+        ("constraints.BASELINES", "similarity.BASELINES"): ("gdiff",),
+        ("language.METHODS", "similarity.METHODS"): ("hamu-q", "hamu-u", "gdiff"),
+        ("similarity.RHOS", "similarity.AllBaselines.rhos"): (0.0, 0.75, 1.0),
+        ("language._ALL",): ("ft", "gdiff", "gru", "hamu-q", "hamu-u"),
+        ("constraints.CONSTRAINTS",): (0.1, 0.9),
+        ("practice._FACTORS",): (0.5, 1.0),
+        ("practice._TABLE",): {size: practice._TABLE[size] for size in (1024, 2048)},
+        ("cost._TURNS",): 2,
+    }
+    for names, value in values.items():
+        for name in names:
+            monkeypatch.setattr(f"experiments.paper.{name}", value)
 
 
 @pytest.mark.usefixtures("fewer_runs")

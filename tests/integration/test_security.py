@@ -1,5 +1,6 @@
 """Nothing that a run reads can run code, reach the network or write elsewhere; no output names a forgotten record."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -14,13 +15,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from small_models import save_small_world
 from transformers import TrainingArguments
 from watching import watched
 
 from hamu.cli import main
-from hamu.models import SmallResNet, SmallResNetConfig
-from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
-from hamu.models.storage import save_model
 from hamu.report.observations import AnsweredRecord
 from hamu.report.page import answers_page
 from hamu.unlearning.jobs.options import REFUSED
@@ -50,25 +49,12 @@ def write_rows(path, rows):
 def origin(tmp_path_factory):
     """Small data and models."""
     folder = tmp_path_factory.mktemp("origin")
-    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
-    np.savez(folder / "a.npz", images=images, labels=np.arange(12) % 3)
     rows = [
         {"question": f"Where does number {i} live?", "answer": f"in town {i}"} for i in range(8)
     ]
     rows[0]["answer"] = rows[3]["answer"] = f"with {CANARY}"
-    write_rows(folder / "t.jsonl", rows)
-    config = SmallResNetConfig(
-        depth=8, width=2, num_channels=1, num_labels=3, image_mean=[0.5], image_std=[0.3]
-    )
-    SmallResNet(config).save_pretrained(folder / "image")
-    tokenizer = new_tokenizer(["where does number live in town"], vocabulary=300)
-    model = new_language_model(tokenizer, hidden=16, layers=1, max_length=128)
-    model.save_pretrained(folder / "text")
-    tokenizer.save_pretrained(folder / "text")
-    adapted = with_adapter(model, AdapterSettings(rank=2))
-    adapted.peft_config["default"].base_model_name_or_path = "text"
-    (folder / "adapter").mkdir()
-    save_model(adapted, folder / "adapter")
+    with contextlib.chdir(folder):
+        save_small_world(rows)
     return folder
 
 

@@ -12,11 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from hamu.cli import main
-from hamu.errors import Interrupted
+from hamu.errors import HamuError, Interrupted
 from hamu.unlearning.compare import Children, children
 from hamu.unlearning.compare.children import Call
-from hamu.unlearning.jobs.comparison import run_waiting
+from hamu.unlearning.jobs.comparison import run_job, run_waiting
 
 
 @pytest.fixture
@@ -31,12 +30,13 @@ def wait_until(holds):
         time.sleep(0.01)
 
 
-def act(argv):
-    """The command of these tests: a word and what it is about."""
-    word, *of = argv
+def act(word, of):
+    """The job of these tests: a word and what it is about."""
     if word == "say":
-        print(of[0], file=sys.stderr)
-        return int(of[1])
+        print("a warning", file=sys.stderr)
+        raise HamuError(of[0])
+    if word == "end":
+        sys.exit(int(of[0]))
     if word == "raise":
         raise ImportError("no  such\tthing")
     if word == "kill":
@@ -53,8 +53,7 @@ def act(argv):
 
 
 def _save(number, frame):
-    print("saved", file=sys.stderr)
-    sys.exit(143)
+    raise Interrupted("saved", number)
 
 
 def _together(folder, jobs):
@@ -70,15 +69,14 @@ def _together(folder, jobs):
 
 def reasons(calls, jobs=1):
     made = Children(jobs, os.environ, act).make(
-        [Call(str(n), tuple(map(str, argv))) for n, argv in enumerate(calls)]
+        [Call(str(n), word, tuple(map(str, of))) for n, (word, *of) in enumerate(calls)]
     )
     return {ended.name: ended.reason for ended in made}
 
 
 def test_a_call_that_fails_says_why_in_one_line_and_the_others_go_on(forked):
     assert reasons([
-        ("say", "a warning\nhamu unlearn: it diverged: lower it", 2), ("kill",), ("say", "", 3), ("raise",),
-        ("say", "a warning", 0),
+        ("say", "it diverged:\nlower it"), ("kill",), ("end", 3), ("raise",), ("end", 0),
     ]) == {"0": "it diverged: lower it", "1": "killed by SIGKILL", "2": "it ended with exit code 3",
            "3": "ImportError: no such thing", "4": ""}  # fmt: skip
 
@@ -109,8 +107,8 @@ def test_asked_to_end_calls_save_and_asked_again_are_killed(forked, tmp_path, wo
 
     thread = threading.Thread(target=ask)
     thread.start()
-    call = (word, str(tmp_path))
-    ended = list(pool.make([Call("first", call), Call("never", call)]))
+    call = (word, (str(tmp_path),))
+    ended = list(pool.make([Call("first", *call), Call("never", *call)]))
     thread.join()
     assert [(one.name, one.reason, one.interrupted) for one in ended] == [
         ("first", reason, times == 1)
@@ -122,7 +120,7 @@ def test_nothing_is_left_running_when_the_caller_fails_and_no_terminal_reaches_a
     forked, tmp_path
 ):
     made = Children(2, os.environ, act).make(
-        [Call("quick", ("say", "", "0")), Call("slow", ("sleep", str(tmp_path)))]
+        [Call("quick", "end", ("0",)), Call("slow", "sleep", (str(tmp_path),))]
     )
     next(made)
     wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
@@ -134,7 +132,7 @@ def test_nothing_is_left_running_when_the_caller_fails_and_no_terminal_reaches_a
 
 
 def _parent(folder):
-    list(Children(1, os.environ, act).make([Call("run", ("sleep", str(folder)))]))
+    list(Children(1, os.environ, act).make([Call("run", "sleep", (str(folder),))]))
 
 
 def test_a_run_ends_with_a_comparison_that_is_killed(forked, tmp_path):
@@ -158,8 +156,8 @@ def test_a_file_of_the_current_folder_is_not_taken_for_a_library(tmp_path, monke
     for name in ("pickle.py", "inspect.py", "hamu.py"):
         (tmp_path / name).write_text("raise SystemExit('mine')\n")
     monkeypatch.chdir(tmp_path)
-    [ended] = Children(1, os.environ, main).make([Call("version", ("--version",))])
-    assert ended.reason == ""
+    [ended] = Children(1, os.environ, run_job).make([Call("run", "verify", {"run": "nowhere"})])
+    assert ended.reason.startswith("nowhere has no record.json")
 
 
 def test_a_signal_between_two_rounds_of_runs_ends_the_next_at_once():
@@ -167,7 +165,7 @@ def test_a_signal_between_two_rounds_of_runs_ends_the_next_at_once():
         waiting = ("run",)
 
         def run(self, children):
-            return iter(children.make([Call("run", ("say", "", "0"))]))
+            return iter(children.make([Call("run", "end", ("0",))]))
 
     pool = Children(1, os.environ, act)
     pool.ask_to_end(signal.SIGTERM)

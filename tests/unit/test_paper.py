@@ -188,7 +188,7 @@ def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
             tmp_path / "work",
         )
         call = stage.training(tmp_path)
-        training = yaml.safe_load(Path(call.argv[call.argv.index("--config") + 1]).read_text())
+        training = yaml.safe_load(Path(call.options["config"]).read_text())
         for found in (training, stage.settings(stage.scale.wanted("gdiff", 1))):
             columns = {name: value for name, value in found.items() if name.endswith("_column")}
             assert len(reader(found["data"], **columns)) in (3, 10)
@@ -242,7 +242,7 @@ def test_an_original_may_be_trained_on_more_data_than_the_runs_read(similar, tmp
         return {record.prompt: record for record in read_text(settings["data"]).records}
 
     call = stage.training(tmp_path, similar)
-    training = yaml.safe_load(Path(call.argv[call.argv.index("--config") + 1]).read_text())
+    training = yaml.safe_load(Path(call.options["config"]).read_text())
     run = stage.settings(replace(stage.scale.wanted("gdiff", 1), similar=similar))
     assert len(prompts(training)) == 40
     assert len(prompts(run)) == 10
@@ -250,7 +250,7 @@ def test_an_original_may_be_trained_on_more_data_than_the_runs_read(similar, tmp
     assert training["per_device_train_batch_size"] == 128, (
         "batches shrink with the data that are trained on"
     )
-    assert Path(run["model"]).is_relative_to(Path(call.argv[-1]).resolve())
+    assert Path(run["model"]).is_relative_to(Path(call.options["output_dir"]).resolve())
     assert stage.description()["model"] == "trained on all of the data"
     assert whole.description()["model"] == "trained on the same data"
 

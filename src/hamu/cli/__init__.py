@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -42,29 +43,13 @@ def run_experiments(argv: list[str], run: _Run) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        0 if all went well, 2 if something that the user can put right is wrong, 130, 143 or 129 if
-        interrupted (by Ctrl-C, by SIGTERM, by a terminal that is closed); `assess` also 3 if
-        unlearning will cost, 4 if next to nothing is free or no step is possible; `verify` 1 if
-        something does not hold.
-    """
+    """Run one command; returns its exit code, see docs/options.md."""
     if argv is None:
         argv = sys.argv[1:]
         del sys.argv[2:]  # trackers send it along, and it may name whom to forget
     write_any_character()
-    if not argv or argv[0] in ("-h", "--help", "--version"):
-        from hamu import __version__
-
-        try:
-            say(f"hamu {__version__}" if "--version" in argv[:1] else _USAGE)
-        except OSError as error:
-            _complain(one_line(f"hamu: {first_line(error)}"))
-            return 2
-        return 0
     try:
-        return _outcome(argv[0], argv[1:])
+        return _outcome(argv[0] if argv else "--help", argv[1:])
     finally:  # after the message: other processes of the run end this one as soon as they are gone
         if "torch" in sys.modules:
             from hamu.core.distributed import leave
@@ -74,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _outcome(command: str, argv: list[str], run: _Run | None = None) -> int:
     """Run a command; the error in one line, and the exit code."""
-    title = "python -m experiments" if command == "experiments" else f"hamu {command}"
+    title = "python -m experiments" if run is not None else f"hamu {command}"
     debug = "--debug" in argv
     try:
         return _run(command, [word for word in argv if word != "--debug"], title, run)
@@ -120,6 +105,12 @@ def _complain(text: str) -> None:
 
 
 def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
+    if command == "--version":
+        say(f"hamu {importlib.import_module('hamu').__version__}")
+        return 0
+    if command in ("-h", "--help"):
+        say(_USAGE)
+        return 0
     if run is None and command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
     if command == "methods":
@@ -132,10 +123,9 @@ def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
         raise HamuError(f"{command} runs in one process; start it without torchrun")
     screen = Screen(quiet=not is_main())
     with handling(_at_once):
-        if run is not None:
-            code = run(argv, screen)
-        else:
-            code = importlib.import_module("hamu.cli.commands").run(command, argv, screen)
+        if run is None:
+            run = partial(importlib.import_module("hamu.cli.commands").run, command)
+        code = run(argv, screen)
     if screen.failure is not None:
         why = (
             f"standard output cannot be written: {first_line(screen.failure)}; what the command "

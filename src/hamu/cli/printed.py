@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +27,6 @@ from hamu.report.tables import (
     tofu_table,
 )
 from hamu.unlearning import jobs
-from hamu.unlearning.compare.rows import Row
 from hamu.unlearning.record import TOLERANCE
 
 _WORDS = {True: "holds", False: "does not hold", None: "cannot be checked"}
@@ -36,7 +34,13 @@ _WORDS = {True: "holds", False: "does not hold", None: "cannot be checked"}
 
 def result(found: Any, console: Console) -> int:
     """Print the result of a job; returns the exit code."""
-    return _PRINT[type(found)](found, console) or 0
+    if getattr(found, "was_complete", False):
+        console.print(f"the run in {found.folder} is complete", soft_wrap=True)
+        return 0
+    code = _PRINT[type(found)](found, console) or 0
+    if getattr(found, "merge_failure", ""):
+        raise HamuError(found.merge_failure)
+    return code
 
 
 def _plan(found: jobs.RunPlan, console: Console) -> None:
@@ -48,21 +52,14 @@ def _plan(found: jobs.RunPlan, console: Console) -> None:
 
 
 def _trained(found: jobs.Trained, console: Console) -> None:
-    if found.was_complete:
-        return _complete(found.folder, console)
     for name in ("train", "test"):
         if f"{name}_loss" in found.figures:
             loss, accuracy = (found.figures[f"{name}_{key}"] for key in ("loss", "accuracy"))
             console.print(f"{name}: loss {loss:.4f}, accuracy {accuracy:.2%}")
     console.print(f"the model is in {found.model}", soft_wrap=True)
-    if found.merge_failure:
-        raise HamuError(found.merge_failure)
-    return None
 
 
 def _unlearned(found: jobs.Unlearned, console: Console) -> None:
-    if found.was_complete:
-        return _complete(found.folder, console)
     _reports({"before": found.before, "after": found.after}, console)
     for line in found.lines:
         console.print(line)
@@ -72,14 +69,7 @@ def _unlearned(found: jobs.Unlearned, console: Console) -> None:
             f"the record is in {found.record}; the SHA-256 of record.json is {found.record_digest}",
             soft_wrap=True,
         )
-    if found.merge_failure:
-        raise HamuError(found.merge_failure)
     console.print(f"to look at it: hamu report {shlex.quote(str(found.folder))}", soft_wrap=True)
-    return None
-
-
-def _complete(folder: Path, console: Console) -> None:
-    console.print(f"the run in {folder} is complete", soft_wrap=True)
 
 
 def _evaluated(found: jobs.Evaluated, console: Console) -> None:
@@ -90,21 +80,30 @@ def _evaluated(found: jobs.Evaluated, console: Console) -> None:
     if "tofu" in found.report:
         console.print(tofu_table(found.report["tofu"]))
     if found.attacked is not None:
-        _attacks(found.attacked, console)
+        _attacked(found.attacked, console, named=True)
     console.print(f"all figures are in {found.figures}", soft_wrap=True)
 
 
-def _attacked(found: jobs.Attacked, console: Console) -> None:
-    console.print(f"forget set: {found.forget_name}")
-    _attacks(found, console)
+def _attacked(found: jobs.Attacked, console: Console, *, named: bool = False) -> None:
+    """Print the verdict and the curves of attacks."""
+    if not named:
+        console.print(f"forget set: {found.forget_name}")
+    console.print(sentence(found.result), soft_wrap=True)
+    for table in attack_tables(found.result):
+        console.print(table)
+    for name, reason in found.result.skipped.items():
+        console.print(f"{name} is left out: {reason}", soft_wrap=True)
+    console.print(f"all figures are in {found.figures}", soft_wrap=True)
 
 
 def _compared(found: jobs.Compared, console: Console) -> None:
     comparison = found.comparison
-    _show_table(comparison.rows, console)
-    if comparison.means:
-        console.print("means over seeds ± standard deviation:")
-        _show_table(comparison.means, console)
+    for rows in filter(None, (comparison.rows, comparison.means)):
+        if rows is comparison.means:
+            console.print("means over seeds ± standard deviation:")
+        table = screen_table(rows)  # as wide as it must be
+        table.width = console.measure(table, options=console.options.update(width=1000)).maximum
+        console.print(table, crop=False)
     for line in remarks(comparison):
         console.print(line, soft_wrap=True)
     if found.others:
@@ -156,16 +155,6 @@ def _reports(by_name: dict[str, dict[str, Any]], console: Console) -> None:
             console.print(f"{metric}: {measured}")
     if "against_retain_model" in last:
         console.print(reference_table(last))
-
-
-def _attacks(found: jobs.Attacked, console: Console) -> None:
-    """Print the verdict and the curves of attacks."""
-    console.print(sentence(found.result), soft_wrap=True)
-    for table in attack_tables(found.result):
-        console.print(table)
-    for name, reason in found.result.skipped.items():
-        console.print(f"{name} is left out: {reason}", soft_wrap=True)
-    console.print(f"all figures are in {found.figures}", soft_wrap=True)
 
 
 def _assessed(found: jobs.Assessed, console: Console) -> int:
@@ -252,24 +241,14 @@ def _curvature(found: Assessment) -> list[str]:
     ]
 
 
-def _conflicts(found: Assessment) -> list[str]:
-    lines = []
-    for side, other in (("forget", "retain"), ("retain", "forget")):
-        if side in found.conflicts:
-            records = found.conflicts[side]
-            worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
-            lines.append(
-                f"{side} records hardest against the {other} gradient, by row: {worst}; a tenth of "
-                f"them makes up {records.top_share:.0%} of the conflict"
-            )
-    return lines
-
-
-def _show_table(rows: Sequence[Row], console: Console) -> None:
-    """Print a table as wide as it must be; a setting that is the same in all rows is left out."""
-    table = screen_table(rows)
-    table.width = console.measure(table, options=console.options.update(width=1000)).maximum
-    console.print(table, crop=False)
+def _conflicts(found: Assessment) -> Iterator[str]:
+    other = {"forget": "retain", "retain": "forget"}
+    for side, records in found.conflicts.items():
+        worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
+        yield (
+            f"{side} records hardest against the {other[side]} gradient, by row: {worst}; a tenth "
+            f"of them makes up {records.top_share:.0%} of the conflict"
+        )
 
 
 _PRINT: dict[type, Callable[[Any, Console], int | None]] = {

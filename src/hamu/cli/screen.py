@@ -13,13 +13,8 @@ from rich.console import Console
 class Screen(Console):
     """The console of a command, which falls silent once its output cannot be written.
 
-    Names of files and classes are shown as they are, whatever brackets and colons are in them.
-
-    Args:
-        quiet: print nothing at all.
-
-    Attributes:
-        failure: the reason of its silence; None before, and if its reader has left, as `head` does.
+    Names of files are shown as they are, whatever brackets are in them. `failure` is the reason of
+    its silence, None if its reader has left, as `head` does.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -43,11 +38,7 @@ class Screen(Console):
 
 
 def say(text: str) -> None:
-    """Print the whole output of a command, at once.
-
-    Raises:
-        OSError: if it cannot be written; not if its reader has left.
-    """
+    """Print the whole output of a command at once; it is no error if its reader has left."""
     try:
         print(text, flush=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Calls of a function in processes of their own, so that one that crashes takes nothing with it."""
+"""Jobs in processes of their own, so that one that crashes takes nothing with it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
-Command = Callable[[list[str]], int]  # of a module, so that another process finds it
+from hamu.errors import HamuError, Interrupted, first_line
+
+Command = Callable[[str, Mapping[str, Any]], Any]  # of a module, which another process finds
 _POLL = 0.1  # seconds
 _CONTEXT: Any = multiprocessing.get_context("spawn")  # threads and devices do not survive a fork
 _INTERRUPTED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -27,39 +30,32 @@ _INTERRUPTED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signa
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a command, by its name and the words that the command takes."""
+    """A job and its options, by a name of one's own."""
 
     name: str
-    argv: tuple[str, ...]
+    job: str
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a call.
-
-    Attributes:
-        name: of the call.
-        seconds: wall time, with the start of its process.
-        reason: why it failed, in one line; "" if it did not.
-        interrupted: whether its exit code shows that a signal has ended it.
-    """
+    """End of a call: its wall time, and in one line why it failed, "" if it did not."""
 
     name: str
     seconds: float
     reason: str
-    interrupted: bool
+    interrupted: bool  # by a signal, as its exit code shows
 
 
 class Children:
-    """Calls a command again and again, some at a time; they share the processor's threads.
+    """Runs jobs, some at a time; they share the processor's threads.
 
     A child of a process that was killed saves and ends.
 
     Args:
         jobs: how many at a time.
         environment: of their processes.
-        command: what is called, such as `hamu.cli.main`; returns an exit code, and its last line on
-            standard error is the reason of a failure.
+        command: runs a job by its name, with its options.
 
     Attributes:
         asked_by: the signal that first asked to end, 0 if none has.
@@ -73,11 +69,7 @@ class Children:
         self._asked, self.asked_by = 0, 0
 
     def ask_to_end(self, number: int) -> None:
-        """Make no more calls. Runs save and end; asked again, they are killed.
-
-        Args:
-            number: of the signal that asks.
-        """
+        """Make no more calls, as a signal asks. Runs save and end; asked again, they are killed."""
         self._asked += 1
         self.asked_by = self.asked_by or number
 
@@ -110,7 +102,7 @@ class _Child:
         handle, said = tempfile.mkstemp(prefix="hamu-")
         os.close(handle)
         self._said = Path(said)
-        self.process = _CONTEXT.Process(target=_run, args=(command, list(call.argv), said))
+        self.process = _CONTEXT.Process(target=_run, args=(command, call, said))
         with _environment_of(environment):
             self.process.start()
 
@@ -137,10 +129,10 @@ def _environment_of(environment: Mapping[str, str]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _run(command: Command, argv: list[str], said: str) -> None:
-    """Call a command here: Ctrl-C is for the parent, which ends the others in order."""
+def _run(command: Command, call: Call, said: str) -> None:
+    """Run a job here: Ctrl-C is for the parent, which ends the others in order."""
     os.setsid()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that was held back
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
@@ -148,7 +140,21 @@ def _run(command: Command, argv: list[str], said: str) -> None:
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    sys.exit(command(argv))
+    code, reason = 0, ""
+    try:
+        command(call.job, call.options)
+    except Interrupted as end:
+        code, reason = 128 + end.signal, str(end)
+    except HamuError as error:
+        code, reason = 2, str(error)
+    except Exception as error:
+        code, reason = 2, f"{type(error).__name__}: {first_line(error)}"
+    print(" ".join(reason.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(f"interrupted by {signal.Signals(number).name}", number)
 
 
 def _end_with_parent() -> None:
@@ -159,13 +165,10 @@ def _end_with_parent() -> None:
 
 
 def _reason(said: str, code: int) -> str:
-    """The reason of a failure, from standard error; "" without one."""
+    """The reason of a failure, the last line on standard error; "" without one."""
     if code == 0:
         return ""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    lines = [" ".join(line.split()) for line in said.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if line.startswith("hamu "):
-            return line.split(": ", 1)[-1]
-    return lines[-1] if lines else f"it ended with exit code {code}"
+    lines = said.split("\n")
+    return next(filter(None, map(str.strip, reversed(lines))), f"it ended with exit code {code}")

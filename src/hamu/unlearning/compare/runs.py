@@ -102,21 +102,19 @@ class Plan:
 class Runs:
     """The runs, and what has come out of them so far.
 
-    Class attributes:
-        remedy: what to do about a run that is not the one planned in its place.
-
     Args:
         folder: of the comparison.
         plans: of all runs.
         options_of: what the config.yaml of an earlier run comes to.
         inputs: what runs read now, as far as it is known; asked for if one has begun.
         overwrite: replace runs that had other settings, or other inputs.
-        flags: given to every run, beside its settings.
+        options: given to every run, beside its settings.
 
     Raises:
         HamuError: if something else is in the place of a run.
     """
 
+    # what to do about a run that is not the one planned in its place
     remedy = "choose another --output_dir, or give --overwrite to replace such runs"
 
     def __init__(
@@ -127,10 +125,10 @@ class Runs:
         inputs: Callable[[], Inputs] = dict,
         *,
         overwrite: bool = False,
-        flags: tuple[str, ...] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._folder, self._options_of, self._inputs = folder, options_of, cache(inputs)
-        self._overwrite, self._flags = overwrite, flags
+        self._overwrite, self._options = overwrite, options or {}
         self._plans = {plan.name: plan for plan in plans}
         self._seconds = _seconds(folder)
         calls = {name: self._call(plan) for name, plan in self._plans.items()}
@@ -152,19 +150,15 @@ class Runs:
         """
         self._save()
         for ended in children.make(self._calls.values()):
-            name, resumed = ended.name, "--resume" in self._calls[ended.name].argv
+            name, resumed = ended.name, "resume" in self._calls[ended.name].options
             earlier = self._seconds.get(name, 0.0) if resumed else 0.0
             self._seconds[name] = round(earlier + ended.seconds, 1)
             if not ended.reason and self._place(name).has(RECORD):
                 self._rows[name] = self._finished(name)
             elif not children.asked_by:
-                self._rows[name] = failed_row(
-                    name,
-                    self._plans[name].columns,
-                    ended.reason or "it left no record",
-                    self._seconds[name],
-                    interrupted=ended.interrupted,
-                )
+                columns, reason = self._plans[name].columns, ended.reason or "it left no record"
+                took, was = self._seconds[name], ended.interrupted
+                self._rows[name] = failed_row(name, columns, reason, took, interrupted=was)
             self._save()
             if name in self._rows:
                 yield self._rows[name]
@@ -191,18 +185,17 @@ class Runs:
     def _call(self, plan: Plan) -> Call | None:
         """The call that begins a run, or goes on with it; None if it is finished."""
         place = self._place(plan.name)
-        output = (*self._flags, "--output_dir", str(place.path))
+        output = {**self._options, "output_dir": str(place.path)}
         if place.has(CONFIG):
             difference = self._difference(place, plan)
             if difference is None:
-                return (
-                    None if place.has(RECORD) else Call(plan.name, ("unlearn", "--resume", *output))
-                )
+                is_there, more = place.has(RECORD), {"resume": True, **output}
+                return None if is_there else Call(plan.name, "unlearn", more)
             if not self._overwrite:
                 raise HamuError(f"{place.path} holds a run with {difference}; {self.remedy}")
         RunFolder(place.path, overwrite=True)  # refuses what is not of a run
-        settings = ("--config", str(plan.settings), "--overwrite")
-        return Call(plan.name, ("unlearn", *settings, *output))
+        settings = {"config": str(plan.settings), "overwrite": True}
+        return Call(plan.name, "unlearn", settings | output)
 
     def _difference(self, place: RunFolder, plan: Plan) -> str | None:
         """The difference of an earlier run from the one planned in its place; None without."""

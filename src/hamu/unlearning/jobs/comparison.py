@@ -66,12 +66,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         HamuError: if an option is unknown or does not fit, or other runs are in the place of these.
     """
     environment = dict(os.environ)  # of the runs; reading settings changes it
-    if "resume" in options:
-        raise HamuError("compare needs no --resume: the same command again goes on where it was")
     settings = settings_of("compare", options)
     asked, args = settings.of(CompareOptions), settings.of(UnlearnConfig)
-    if asked.jobs < 1:
-        raise HamuError(f"jobs {asked.jobs} must be at least 1")
     build_metrics()  # a broken one is to cost no run
     grid = cells(
         asked.methods or method_classes(),
@@ -80,10 +76,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         asked.seeds or [args.seed],
     )
     task = choose_task(settings, console or silent())
-    model = str(task.run.model)
     folder, problem = task.start(resume=holds_a_comparison(Path(str(args.output_dir))))
-    if task.is_local(model) and not Path(model).is_dir():
-        raise HamuError(f"the model {model} is not there; give a folder written by `hamu train`")
+    task.check_models()
     task.settle_adapter()
     own = {*vars(asked), "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}
@@ -96,15 +90,12 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             every_option,
             lambda: task.inputs_of(problem),
             overwrite=task.run.overwrite,
-            flags=("--trust_remote_code",) if task.run.trust_remote_code else (),
+            options={"trust_remote_code": task.run.trust_remote_code},
         )
-        task.console.print(
-            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
-            f"{len(problem.retain)}; {len(grid)} runs, {len(grid) - len(runs.waiting)} of them "
-            f"finished before"
-        )
+        before = len(grid) - len(runs.waiting)
+        task.announce(problem, f"; {len(grid)} runs, {before} of them finished before")
         folder.remove(*_SHOWN)  # runs may change from here on
-        run_waiting(runs, Children(asked.jobs, environment, _command), task.console, "compare")
+        run_waiting(runs, Children(asked.jobs, environment, run_job), task.console, "compare")
         return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")
 
 
@@ -139,17 +130,13 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
         raise HamuError(f"{cell.name}: {error}") from error
 
 
-def _command(argv: list[str]) -> int:
-    """Run a command in a child process, whose signals and messages are a command's."""
-    return int(import_module("hamu.cli").main(argv))
+def run_job(job: str, options: Mapping[str, Any]) -> None:
+    """Call a job by its name, in a child process."""
+    getattr(import_module("hamu.unlearning.jobs"), job)(**options)
 
 
 def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
-    """Run what waits, a line for each that ends, under a bar with the command's name.
-
-    Raises:
-        Interrupted: by a signal, now or when other runs were made, once all runs under way ended.
-    """
+    """Run what waits, a line for each that ends; a signal interrupts once all under way ended."""
     with ending(children), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
             console.print(_line(row), soft_wrap=True)

@@ -16,13 +16,13 @@ from hamu.core.gram import SIDES
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
-from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MODEL, READABLE_RECORD, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
 from hamu.models.storage import CannotMerge
 from hamu.unlearning.goal_report import standing_line
 from hamu.unlearning.jobs.kinds import choose_task
-from hamu.unlearning.jobs.options import ResumeOptions, RunOptions
+from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
@@ -93,7 +93,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     console = console or silent()
     settings = settings_of("unlearn", options)
     args, given = settings.of(UnlearnConfig), settings.given
-    resume = settings.of(ResumeOptions).resume
+    resume = settings.of(RunOptions).resume
     if not args.eval_on_start:
         raise HamuError(
             "eval_on_start measures the model before unlearning, the baseline of every figure; "
@@ -102,24 +102,22 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     if settings.of(RunOptions).dry_run:
         return plan(settings, console)
     if resume and RunFolder(str(args.output_dir), resume=True).has(RECORD):
-        return _complete(Path(str(args.output_dir)))
+        return _result(Path(str(args.output_dir)), was_complete=True)
     build_metrics()  # a broken one is to cost no run
     task = choose_task(settings, console)
     folder, problem = task.start(resume=resume)
     task.check_models()
     task.settle_adapter()
     with folder:
-        reference = _reference(task, args, problem)
+        retained = task.run.retain_model
+        reference = None if retained is None else task.predictions(retained, problem)[1]
         set_seed(args.seed)
         model = task.start_model(str(task.run.model))
         inputs = from_main(lambda: task.inputs_of(problem))
         if resume:
             check_same(folder.path, inputs)
         problem = task.fitted_problem(model, problem)
-        console.print(
-            f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
-            f"{len(problem.retain)}, by {args.method}"
-        )
+        task.announce(problem, f", by {args.method}")
         log = StepLog(folder, given, with_settings(inputs, given), resume)
         bar = ProgressBar(console, args.method)
         known = reference and reference["forget"]
@@ -129,31 +127,6 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         with bar, kept_open(trainer):
             _train(trainer, resume)
         return _finish(task, folder, problem, trainer, inputs, reference)
-
-
-def _reference(task: Task, args: UnlearnConfig, problem: UnlearningData[Any]) -> Any:
-    """The retain model's predictions, None without one."""
-    source = task.run.retain_model
-    if source is None:
-        return None
-    whole = args.forget_objective == "bounded"
-    return task.predictions(source, problem, args.max_eval_samples, whole_forget=whole)[1]
-
-
-def _complete(folder: Path) -> Unlearned:
-    """Result of a run that has already ended."""
-    found = read_json(folder / EVALUATION)
-    return Unlearned(
-        folder,
-        folder / MODEL,
-        found["before"],
-        found["after"],
-        found["goal"],
-        found["ended_kind"],
-        folder / READABLE_RECORD,
-        file_digest(folder / RECORD),
-        was_complete=True,
-    )
 
 
 def _finish(
@@ -178,11 +151,10 @@ def _finish(
         reports={"before": before, "after": after},
         goal=evaluation["goal"],
     )
-    path, failure = save_whole(task, folder, trainer.model, card)
+    failure = save_whole(task, folder, trainer.model, card)
     folder.write_json(EVALUATION, evaluation)
-    readable, digest = None, ""
     if is_main():
-        readable, digest = write_record(
+        write_record(
             folder,
             trainer,
             evaluation,
@@ -191,37 +163,43 @@ def _finish(
             settings=recorded_settings(task.settings),
             inputs=inputs,
         )
-    return Unlearned(
+    return _result(
         folder.path,
-        path,
-        before,
-        after,
-        evaluation["goal"],
-        evaluation["ended_kind"],
-        readable,
-        digest,
-        tuple(_outcome(trainer)),
-        peak_memory(trainer.args.device),
+        evaluation,
+        lines=tuple(_outcome(trainer)),
+        memory=peak_memory(trainer.args.device),
         merge_failure=failure,
     )
 
 
-def save_whole(task: Task, folder: RunFolder, model: Any, card: Any) -> tuple[Path, str]:
-    """Save a model with its card, and merged if asked for; also the reason why that failed."""
-    path = folder.save_model(model, *task.beside_model(), card)
+def _result(folder: Path, evaluation: Any = None, **more: Any) -> Unlearned:
+    """The result of a run, as its files have it."""
+    found = read_json(folder / EVALUATION) if evaluation is None else evaluation
+    return Unlearned(
+        folder,
+        folder / MODEL,
+        found["before"],
+        found["after"],
+        found["goal"],
+        found["ended_kind"],
+        folder / READABLE_RECORD if is_main() else None,
+        file_digest(folder / RECORD) if is_main() else "",
+        **more,
+    )
+
+
+def save_whole(task: Task, folder: RunFolder, model: Any, card: Any) -> str:
+    """Save a model with its card, and merged if asked for; returns why that failed."""
+    folder.save_model(model, *task.beside_model(), card)
     try:
         task.save_merged(folder, model)
     except CannotMerge as error:  # the adapter is saved and recorded all the same
-        return path, str(error)
-    return path, ""
+        return str(error)
+    return ""
 
 
 def _train(trainer: UnlearnTrainer, resume: bool) -> None:
-    """Unlearn, and measure the model unless the last step was measured.
-
-    Raises:
-        HamuError: if there is no new model, or none that is of use.
-    """
+    """Unlearn, and measure the model unless the last step was measured; refuse one of no use."""
     with leaving_in_order("unlearn", trainer):
         trainer.train(resume_from_checkpoint="newest" if resume else None)
     if not trainer.steps_taken:
@@ -247,14 +225,29 @@ def _check_finite(trainer: UnlearnTrainer, broken: str | None) -> None:
 
 def _outcome(trainer: UnlearnTrainer) -> list[str]:
     """Lines on the course of the run, and on what of it was saved."""
+    start, end = (set_figures(one) for one in (trainer.start_predictions, trainer.predictions))
+    rate, guess = trainer.args.learning_rate, guessing_loss(trainer.predictions, trainer.model)
     lines = [
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
-        f"step {trainer.state.global_step} because {trainer.stop.text}",
-        *_divergence(trainer),
+        f"step {trainer.state.global_step} because {trainer.stop.text}"
     ]
+    if start["retain_loss"] <= guess < end["retain_loss"]:
+        lines.append(
+            f"the model is of no use: its retain loss went from {start['retain_loss']:.4f} to "
+            f"{end['retain_loss']:.4g}, above the {guess:.2f} of guessing; lower --learning_rate "
+            f"{rate:g}, or end such a run by --max_retain_loss"
+        )
     controller = trainer.controller
     if controller is None:
-        lines += [*_warning(trainer), _best(trainer)]
+        moves = [abs(end[f"{side}_loss"] - start[f"{side}_loss"]) for side in SIDES]
+        may_warn = trainer.stop.kind == "all steps" and "forget" in trainer.sides
+        if may_warn and max(moves) < _HARDLY:
+            lines.append(
+                f"the model has hardly moved: the forget loss was {start['forget_loss']:.4f} and "
+                f"is {end['forget_loss']:.4f}, at learning rate {rate:g}; `hamu assess` suggests a "
+                f"rate, and --auto finds one"
+            )
+        lines.append(_best(trainer))
     elif controller.goal_sentence not in trainer.stop.text:
         lines.append(controller.goal_sentence)
     after = trainer.standings().get("after")
@@ -265,42 +258,11 @@ def _outcome(trainer: UnlearnTrainer) -> list[str]:
     return lines if trainer.promise is None else [*lines, describe(trainer.promise)]
 
 
-def _divergence(trainer: UnlearnTrainer) -> list[str]:
-    """A line if the model has become worse than guessing on the retain data."""
-    guess = guessing_loss(trainer.predictions["retain"], trainer.model)
-    before, after = (
-        set_figures(one)["retain_loss"] for one in (trainer.start_predictions, trainer.predictions)
-    )
-    if not before <= guess < after:
-        return []
-    return [
-        f"the model is of no use: its retain loss went from {before:.4f} to {after:.4g}, above the "
-        f"{guess:.2f} of guessing; lower --learning_rate {trainer.args.learning_rate:g}, or end "
-        f"such a run by --max_retain_loss"
-    ]
-
-
-def guessing_loss(predictions: Predictions | TokenPredictions, model: Any) -> float:
+def guessing_loss(predictions: Any, model: Any) -> float:
     """The loss of a model that gives every class, or every token, the same probability."""
-    if isinstance(predictions, Predictions):
-        return math.log(predictions.logits.shape[1])
+    if isinstance(predictions["retain"], Predictions):
+        return math.log(predictions["retain"].logits.shape[1])
     return math.log(len(model.get_input_embeddings().weight))
-
-
-def _warning(trainer: UnlearnTrainer) -> list[str]:
-    """A line if a run took all its steps and changed next to nothing."""
-    log = [entry for entry in trainer.state.log_history if "eval_forget_gain" in entry]
-    if trainer.stop.kind != "all steps" or "forget" not in trainer.sides:
-        return []
-    first, last = log[0], log[-1]
-    moves = [abs(last[f"eval_{side}_loss"] - first[f"eval_{side}_loss"]) for side in SIDES]
-    if max(moves) >= _HARDLY:
-        return []
-    return [
-        f"the model has hardly moved: the forget loss was {first['eval_forget_loss']:.4f} and is "
-        f"{last['eval_forget_loss']:.4f}, at learning rate {trainer.args.learning_rate:g}; `hamu "
-        f"assess` suggests a rate, and --auto finds one"
-    ]
 
 
 def _best(trainer: UnlearnTrainer) -> str:
@@ -315,12 +277,9 @@ def _best(trainer: UnlearnTrainer) -> str:
     folder = trainer.checkpoints.path(int(best["step"]))
     saved = state.best_global_step if args.load_best_model_at_end else state.global_step
     if best["step"] == 0:
-        return f"best {name} at the start: no later evaluation was better"
+        return f"{text}, the start: no later evaluation was better"
     if best["step"] == saved:
         return f"{text}, which is the model saved"
     if folder.exists():
         return f"{text}, in {folder}"
-    return (
-        f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps such a "
-        f"state"
-    )
+    return f"{text}, which was not saved; --load_best_model_at_end with --save_strategy keeps it"

@@ -70,7 +70,6 @@ from hamu.unlearning.jobs.options import OF_AN_ADAPTER, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import UnlearnConfig
 
 _AS_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 
@@ -86,11 +85,7 @@ def choose_task(settings: Settings, console: Console) -> Task:
 
 
 def task_name(data: DataOptions) -> str:
-    """The task that --task names, or that the data's name shows: "image" or "text".
-
-    Raises:
-        HamuError: if the name is unknown.
-    """
+    """The task that --task names, or that the data's name shows: "image" or "text"."""
     if data.task == "auto":
         named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
         has_columns = data.prompt_column is not None or data.answer_column is not None
@@ -121,7 +116,6 @@ class ImageTask(Task):
             self._told.append(text)
 
     def read(self, source: str, split: str) -> ImageData:
-        """Read images as the options say, and name the files that are left out."""
         names = ("image_size", "num_channels", "image_column", "label_column")
         data = read_images(source, split, **{name: getattr(self.data, name) for name in names})
         if data.left_out:
@@ -133,7 +127,6 @@ class ImageTask(Task):
         return data
 
     def numbered(self, train: ImageData) -> ImageData:
-        """Labels as by the model, if that has all of the classes by name."""
         if not train.named or self.classes_of is None:
             return train
         names = class_names(self.classes_of)
@@ -142,12 +135,10 @@ class ImageTask(Task):
         return train.with_classes(names)
 
     def divide_by_own_option(self, train: ImageData, test: Any) -> UnlearningData[ImageData]:
-        """Forget a class; a share ρ of it is replaced by draws from all records not chosen yet."""
         data = self.data
         return forget_class(train, test, str(data.forget_class), data.rho, data.forget_seed)
 
     def new_model(self, name: str, train: ImageData) -> Any:
-        """A new classifier, normalising by this data's statistics; or a saved one to go on with."""
         if len(train.classes) < 2:
             raise HamuError(
                 f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at "
@@ -165,7 +156,6 @@ class ImageTask(Task):
         return model
 
     def check_models(self) -> None:
-        """Check that the named models are classifiers of as many classes, but for the hub's."""
         models = self.named_models()
         for name in models.values():
             check_is_saved(name, CLASSIFIER_CONFIGS)
@@ -174,7 +164,6 @@ class ImageTask(Task):
                 check_as_many_classes(models["model"], other, role)
 
     def load_model(self, source: str, base: str | None = None) -> Any:
-        """A saved classifier; its image processor is kept, if it has one."""
         model = load_classifier(source, trust_remote_code=self.run.trust_remote_code)
         self.processor = self._processor_of(source)
         return model
@@ -188,11 +177,6 @@ class ImageTask(Task):
             return None
 
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
-        """Checked, and normalised as the model expects.
-
-        A model without statistics takes those of all sets but the last, the training data,
-        whatever is to be forgotten; its config keeps them.
-        """
         for data in sets:
             if data is not None:
                 check_fits(model, data)
@@ -208,22 +192,18 @@ class ImageTask(Task):
         return [data if data is None else data.normalized(*statistics) for data in sets]
 
     def beside_model(self) -> list[Any]:
-        """The image processor that came with the model, if one did."""
         return [] if self.processor is None else [self.processor]
 
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
-        """The function that makes a batch of images, which are fetched all at once."""
         return collate
 
     def predict(self, model: Any, data: ImageData) -> Predictions:
-        """The model's predictions, in the precision of evaluations; see `predict`."""
         with self.evaluation_precision():
             return predict(model, data, self.args.eval_batch_size, collate)
 
     def report(
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any
     ) -> dict[str, Any]:
-        """The figures of `classifier_report`, and those that other packages measure."""
         classes, target = problem.retain.classes, problem.target_class
         report = classifier_report(predictions, classes, target, reference, self.args.seed)
         return report | further_figures(predictions, reference)
@@ -244,19 +224,16 @@ class TextTask(Task):
     tokenizer: Any = None
 
     def read(self, source: str, split: str) -> TextRecords:
-        """Read records of text by the columns and templates that the options name."""
         names = ("question_template", "answer_prefix", "prompt_column", "answer_column")
         return read_text(source, split, **{name: getattr(self.data, name) for name in names})
 
     def divide_by_own_option(self, train: TextRecords, test: Any) -> UnlearningData[TextRecords]:
-        """Forget the records that a filter finds."""
         rows = matching(train, str(self.data.forget_filter))
         if not rows:
             raise HamuError(f"the forget set is empty: no record has {self.data.forget_filter}")
         return forget_rows(train, test, rows)
 
     def new_model(self, name: str, train: TextRecords) -> Any:
-        """A new tiny model with a tokenizer of its own, or a saved one to go on with."""
         run = self.run
         if not self.is_built_in(name):
             self.check_models()
@@ -275,21 +252,9 @@ class TextTask(Task):
         settings = (run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets)
         return AdapterSettings(*settings) if run.lora else None
 
-    def load_model(self, source: str, base: str | None = None) -> Any:
-        """A saved model; its tokenizer is kept."""
-        model, self.tokenizer = self.load_with_tokenizer(source, base=base)
-        return model
-
-    def load_with_tokenizer(
-        self, source: str, adapter: AdapterSettings | None = None, base: str | None = None
-    ) -> tuple[Any, Any]:
-        """A saved model and its tokenizer, or that of --tokenizer; the task's own stays.
-
-        Args:
-            source: where the model is.
-            adapter: settings of the adapter to train, None to load the model as it is.
-            base: see `load_model`.
-        """
+    def load_model(
+        self, source: str, base: str | None = None, adapter: AdapterSettings | None = None
+    ) -> Any:
         run = self.run
         base, trusted = base or run.base_model, run.trust_remote_code
         model = load_language_model(
@@ -299,11 +264,12 @@ class TextTask(Task):
             dtype=run.model_dtype,
             trust_remote_code=trusted,
         )
-        return model, load_tokenizer(run.tokenizer or source, base, trust_remote_code=trusted)
+        named = run.tokenizer or source
+        self.tokenizer = load_tokenizer(named, base, trust_remote_code=trusted)
+        return model
 
     def start_model(self, source: str) -> Any:
-        """A saved model with its adapter, if it has or is to have one; its tokenizer is kept."""
-        model, self.tokenizer = self.load_with_tokenizer(source, self.adapter())
+        model = self.load_model(source, adapter=self.adapter())
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 raise HamuError(
@@ -311,20 +277,18 @@ class TextTask(Task):
                     f"--model_dtype at float32 (--bf16 saves time and memory all the same), or "
                     f"train an adapter with --lora"
                 )
-        if self.run.merge and not hasattr(model, "peft_config"):
-            raise HamuError(
-                "there is no adapter to merge; leave --merge out, or train one with --lora"
-            )
         if self.run.merge:
+            if not hasattr(model, "peft_config"):
+                raise HamuError(
+                    "there is no adapter to merge; leave --merge out, or train one with --lora"
+                )
             check_can_merge(model)
         return model
 
     def base_of(self, source: str, base: str | None = None) -> str | None:
-        """The base model that is named, or that a saved adapter names; None for a whole model."""
         return base_of(source, base or self.run.base_model)
 
     def check_models(self) -> None:
-        """Check the named models, but for those of the hub; warn if none needs the base model."""
         models = self.named_models().values()
         for name in models:
             check_is_saved(name)
@@ -337,11 +301,6 @@ class TextTask(Task):
             )
 
     def settle_adapter(self) -> None:
-        """Check the settings of a new adapter; put those of a saved one in their place.
-
-        Raises:
-            HamuError: if one was given that can have no effect.
-        """
         run, source = self.run, str(self.run.model)
         saved = saved_adapter(source)
         given = [name for name in OF_AN_ADAPTER if name in self.given]
@@ -370,7 +329,6 @@ class TextTask(Task):
                 )
 
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
-        """The records as tokens that the model reads; the number of those that are cut is shown."""
         longest = self.length_for(model)
         encoded: list[TextData | None] = []
         for data in sets:
@@ -388,18 +346,15 @@ class TextTask(Task):
         return encoded
 
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
-        """The function that pads the records of a batch to the same length."""
         return TextCollator()
 
     def predict(self, model: Any, data: TextData) -> TokenPredictions:
-        """The model's predictions for every token; see `predict_tokens`."""
         with self.evaluation_precision():
             return predict_tokens(model, data, self.args.eval_batch_size, self.collator())
 
     def report(
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any
     ) -> dict[str, Any]:
-        """The figures of `text_report`; with a retain model its own beside ours, and PrivLeak."""
         texts = {
             name: scored_texts(self.evaluated(data, name), self.data.loss_on)
             for name, data in problem.sets().items()
@@ -412,11 +367,7 @@ class TextTask(Task):
 
     def evaluated(self, data: TextData | TextRecords, name: str = "retain") -> TextRecords:
         """The records of a set that an evaluation looks at, in its order."""
-        args = self.args
-        if not isinstance(args, UnlearnConfig):
-            return self.some_records(data, None)
-        whole = name == "forget" and args.forget_objective == "bounded"
-        return self.some_records(data, None if whole else args.max_eval_samples)
+        return self.some_records(data, self.limit(name))
 
     def some_records(self, data: TextData | TextRecords, most: int | None) -> TextRecords:
         """At most this many records of a set, drawn at random; see `draw_positions`."""
@@ -435,20 +386,15 @@ class TextTask(Task):
         return min(self.data.max_length, longest_text(model) or self.data.max_length)
 
     def beside_model(self) -> list[Any]:
-        """The tokenizer."""
         return [self.tokenizer]
 
     def save_merged(self, folder: RunFolder, model: Any) -> None:
-        """Save the adapter merged into its model, if asked for; the model is used up."""
         if self.run.merge:
             folder.save_model(merged(model), self.tokenizer, name=MERGED)
 
 
 def privleak_of(report: Mapping[str, Any]) -> float | None:
-    """PrivLeak in MUSE's orientation.
-
-    None without Min-K% of both models, or where the retain model's AUC is 1.
-    """
+    """PrivLeak in MUSE's orientation; None without both AUCs, or where the retain model's is 1."""
     ours, theirs = auc_of(report), auc_of(report["retain_model"])
     if ours is None or theirs is None or theirs == 1:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,7 @@ def _announce(
 ) -> None:
     """Name the problem, and the difference between the assessment and the run to come."""
     instead = "" if method.name == args.method else f", as {args.method} has no constraint"
-    task.console.print(
-        f"forget {len(problem.forget)} {task.noun} ({problem.forget_name}), retain "
-        f"{len(problem.retain)}: assessed for {method.name}{instead}"
-    )
+    task.announce(problem, f": assessed for {method.name}{instead}")
     others = [
         f"{name} to {side}"
         for side, name in args.objectives().items()
@@ -201,22 +198,18 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     task = choose_task(settings, console or silent())
     folder, problem = task.start()
     task.check_models()
-    asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
-    further = _TextEvaluation(task, asked) if isinstance(task, TextTask) else None
-    attacker = _Attacker(task, problem) if settings.of(AttackSettings).attacks else None
+    asked = settings.of(EvaluateOptions)
+    sets = _tofu_sets(task, asked) if isinstance(task, TextTask) else TofuSets()
+    attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(
         problem.sets(),
         asked.goal,
         asked.target_forget_loss,
         asked.target_share,
-        has_retain_model=retain_model is not None,
+        has_retain_model=task.run.retain_model is not None,
     )
-    reference = original = None
-    if retain_model is not None:
-        model, reference = task.predictions(retain_model, problem)
-        if further is not None:
-            further.ask_retain_model(model)
-        del model  # gone before another is loaded
+    reference, ratios = _of_retain_model(task, problem, sets)
+    original = None
     if goal is not None and goal.kind == "unseen" and task.original_model is not None:
         original = task.predictions(task.original_model, problem, only=("test",))[1]
     model, predictions = task.predictions(str(task.run.model), problem)
@@ -230,98 +223,89 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         # first what is known, whatever becomes of what takes longer
         path = folder.write_json(EVALUATION, plain(report))
         folder.write_config(settings.given)
-        if further is not None:
-            further.measure(model, report)
+        if sets != TofuSets():
+            report["tofu"] = tofu = _tofu(task, model, sets, asked.generate)
+            if ratios is not None:
+                tofu["forget_quality"] = forget_quality(tofu["forget"]["truth_ratios"], ratios)
+            if report.get("privleak") is not None:
+                tofu["privleak"] = report["privleak"]  # the table has it beside forget quality
             folder.write_json(EVALUATION, plain(report))
-            for name, text in further.files(model, problem).items():
-                folder.write_text(name, text, private=True)
-        if attacker is not None:
+        if isinstance(task, TextTask) and asked.generate:
+            _write_answers(task, folder, model, problem, asked.generate)
+        if attacks is not None:
             del model
-            attacked = _saved(attacker.run(), folder, problem)
+            attacked = _saved(attacks(), folder, problem)
     return Evaluated(folder.path, path, problem.forget_name, report, tuple(lines), attacked)
 
 
-class _TextEvaluation:
-    """Figures of a language model beyond its losses: TOFU's, and answers side by side.
+def _tofu_sets(task: TextTask, options: EvaluateOptions) -> TofuSets:
+    """The data of TOFU's figures that are named, once a tokenizer has been tried on them."""
+    named = [getattr(options, name) for name in TOFU_SETS]  # in the order of `TofuSets`
+    read = [name and task.read(task.located(name), "train") for name in named]
+    if any(read):
+        run = task.run
+        source, trusted = run.tokenizer or str(run.model), run.trust_remote_code
+        tokenizer = load_tokenizer(source, run.base_model, trust_remote_code=trusted)
+        for texts in filter(None, read):
+            for one in (texts, texts.answering(PERTURBED)):
+                encode(one, tokenizer, task.data.max_length)
+    return TofuSets(*read)
 
-    Raises:
-        HamuError: if a record of TOFU has no wrong answers, or none of its answer would be left.
-    """
 
-    def __init__(self, task: TextTask, options: EvaluateOptions) -> None:
-        self._task, self._generate = task, options.generate
-        named = [getattr(options, name) for name in TOFU_SETS]  # in the order of `TofuSets`
-        self._tofu = TofuSets(
-            *(None if name is None else task.read(task.located(name), "train") for name in named)
+def _of_retain_model(task: Task, problem: UnlearningData[Any], sets: TofuSets) -> tuple[Any, Any]:
+    """The retain model's predictions, and its truth ratios for forget quality; None without."""
+    if task.run.retain_model is None:
+        return None, None
+    model, reference = task.predictions(task.run.retain_model, problem)
+    if sets.forget is None:
+        return reference, None
+    found = _tofu(task, model, TofuSets(forget=sets.forget), 0)
+    return reference, found["forget"]["truth_ratios"]
+
+
+def _tofu(task: Any, model: Any, sets: TofuSets, generate: int) -> dict[str, Any]:
+    with task.evaluation_precision():
+        return tofu_report(
+            model,
+            task.tokenizer,
+            sets,
+            task.args.eval_batch_size,
+            task.length_for(model),
+            generate or None,
+            task.args.seed,
+            generate=generate > 0,
         )
-        self._retain_ratios: list[float] | None = None
-        found = [texts for texts in vars(self._tofu).values() if texts is not None]
-        if found:
-            run = task.run
-            source, trusted = run.tokenizer or str(run.model), run.trust_remote_code
-            tokenizer = load_tokenizer(source, run.base_model, trust_remote_code=trusted)
-            for texts in found:
-                for one in (texts, texts.answering(PERTURBED)):
-                    encode(one, tokenizer, task.data.max_length)
 
-    def _report(self, model: Any, sets: TofuSets, generate: int) -> dict[str, Any]:
-        task, args = self._task, self._task.args
-        with task.evaluation_precision():
-            return tofu_report(
-                model,
-                task.tokenizer,
-                sets,
-                args.eval_batch_size,
-                task.length_for(model),
-                generate or None,
-                args.seed,
-                generate=generate > 0,
+
+def _write_answers(
+    task: TextTask, folder: RunFolder, model: Any, problem: UnlearningData[Any], most: int
+) -> None:
+    """Write the page of answers side by side, and the same as JSON lines."""
+    original = task.original_model
+    models = {"after" if original else "answer": (model, task.tokenizer)}
+    if original:
+        models = {"before": (task.load_model(original), task.tokenizer)} | models
+    pages: dict[str, list[AnsweredRecord]] = {}
+    lines = []
+    for name in ("forget", "retain"):
+        texts = task.some_records(problem.sets()[name], most)
+        if not all(record.prompt for record in texts.records):
+            task.console.print(
+                f"no answers are generated for the {name} set: plain text has no prompt"
             )
-
-    def ask_retain_model(self, model: Any) -> None:
-        """Keep the truth ratios of the retain model, which forget quality compares with."""
-        if self._tofu.forget is not None:
-            found = self._report(model, TofuSets(forget=self._tofu.forget), 0)
-            self._retain_ratios = found["forget"]["truth_ratios"]
-
-    def measure(self, model: Any, report: dict[str, Any]) -> None:
-        """Add TOFU's figures to a model's report where their data are given."""
-        if self._tofu == TofuSets():
-            return
-        tofu = report["tofu"] = self._report(model, self._tofu, self._generate)
-        if self._retain_ratios is not None:
-            ours = tofu["forget"]["truth_ratios"]
-            tofu["forget_quality"] = forget_quality(ours, self._retain_ratios)
-        if report.get("privleak") is not None:
-            tofu["privleak"] = report["privleak"]  # the table has it beside forget quality
-
-    def files(self, model: Any, problem: UnlearningData[TextRecords]) -> dict[str, str]:
-        """The page of answers side by side, and the same as JSON lines, by the name of the file."""
-        task, original = self._task, self._task.original_model
-        if not self._generate:
-            return {}
-        models = {"after" if original else "answer": (model, task.tokenizer)}
-        if original:
-            models = {"before": task.load_with_tokenizer(original)} | models
-        pages: dict[str, list[AnsweredRecord]] = {}
-        lines = []
-        for name in ("forget", "retain"):
-            texts = task.some_records(problem.sets()[name], self._generate)
-            if not all(record.prompt for record in texts.records):
-                task.console.print(
-                    f"no answers are generated for the {name} set: plain text has no prompt"
-                )
-                continue
-            answers = {
-                label: task.answers_of(one.to(task.args.device), tokenizer, texts)
-                for label, (one, tokenizer) in models.items()
-            }
-            pages[name] = answered(texts, answers)
-            for row in pages[name]:
-                line: dict[str, Any] = {"set": name, "prompt": row.prompt, "expected": row.expected}
-                line |= {label: {"answer": text, "rouge": r} for label, text, r in row.answers}
-                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        return {ANSWERS_PAGE: answers_page(pages), ANSWERS: "".join(lines)} if pages else {}
+            continue
+        answers = {
+            label: task.answers_of(one.to(task.args.device), tokenizer, texts)
+            for label, (one, tokenizer) in models.items()
+        }
+        pages[name] = answered(texts, answers)
+        for row in pages[name]:
+            line: dict[str, Any] = {"set": name, "prompt": row.prompt, "expected": row.expected}
+            line |= {label: {"answer": text, "rouge": r} for label, text, r in row.answers}
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    if pages:
+        folder.write_text(ANSWERS_PAGE, answers_page(pages), private=True)
+        folder.write_text(ANSWERS, "".join(lines), private=True)
 
 
 def attack(*, console: Console | None = None, **options: Any) -> Attacked:
@@ -337,7 +321,7 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     task = choose_task(settings_of("attack", options), console or silent())
     folder, problem = task.start()
     task.check_models()
-    result = _Attacker(task, problem).run()
+    result = _attacks(task, problem)()
     with folder:
         attacked = _saved(result, folder, problem)
         folder.write_config(task.given)
@@ -350,67 +334,54 @@ def _saved(result: AttackResult, folder: RunFolder, problem: UnlearningData[Any]
     return Attacked(folder.path, path, problem.forget_name, result)
 
 
-class _Attacker:
-    """Attacks of one problem.
+def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackResult]:
+    """Check the attacks asked for; returns what runs them on one model after the other."""
+    settings = task.settings.of(AttackSettings)
+    kind: Kind = "text" if isinstance(task, TextTask) else "image"
+    names = settings.names(kind)
+    if QUANTIZE in names:
+        check_can_quantize()
+    task.settle_adapter()
+    unrelated = _unrelated(task, problem, names)
+    roles = {"model": UNLEARNED, "original": ORIGINAL, "retain": RETRAINED}
+    models = {roles[key]: name for key, name in task.named_models().items()}
 
-    Raises:
-        HamuError: if an attack is unknown or cannot be run.
-    """
+    def data_for(model: Any) -> AttackData:
+        fitted = task.fitted_problem(model, problem)
+        [others] = task.fitted(model, unrelated) if unrelated else [None]
+        tokenizer = getattr(task, "tokenizer", None)
+        sets = (fitted.retain, fitted.forget)
+        return AttackData(*sets, task.collator(), task.args.eval_batch_size, others, tokenizer)
 
-    def __init__(self, task: Task, problem: UnlearningData[Any]) -> None:
-        self._task, self._problem = task, problem
-        self._settings = task.settings.of(AttackSettings)
-        self._kind: Kind = "text" if isinstance(task, TextTask) else "image"
-        self._names = self._settings.names(self._kind)
-        if QUANTIZE in self._names:
-            check_can_quantize()
-        task.settle_adapter()
-        self._unrelated = self._read_unrelated()
-
-    def run(self) -> AttackResult:
-        """Load and attack one model after the other."""
-        task, settings = self._task, self._settings
-        roles = {"model": UNLEARNED, "original": ORIGINAL, "retain": RETRAINED}
-        models = {roles[key]: name for key, name in task.named_models().items()}
-        work = len(models) * settings.work(self._names, self._kind)
+    def run() -> AttackResult:
         with task_bar(task.console) as bar:
-            job = bar.add_task("attacks", total=work)
+            job = bar.add_task("attacks", total=len(models) * settings.work(names, kind))
 
             def loaded() -> Iterator[tuple[str, Any, AttackData]]:
                 for role, name in models.items():
                     bar.update(job, description=f"attacks on the {role} model")
                     model = task.on_device(task.start_model(name))
-                    yield role, model, self._data_for(model)
+                    yield role, model, data_for(model)
 
             return attack_all(
                 loaded(), settings, task.args.seed, lambda steps: bar.advance(job, steps)
             )
 
-    def _data_for(self, model: Any) -> AttackData:
-        """The problem in the form that a model takes."""
-        task = self._task
-        fitted = task.fitted_problem(model, self._problem)
-        [unrelated] = task.fitted(model, self._unrelated) if self._unrelated else [None]
-        return AttackData(
-            fitted.retain,
-            fitted.forget,
-            task.collator(),
-            task.args.eval_batch_size,
-            unrelated,
-            getattr(task, "tokenizer", None),
-        )
+    return run
 
-    def _read_unrelated(self) -> TextRecords | None:
-        """Texts for relearn-unrelated, without those of the problem."""
-        named = self._settings.unrelated_data
-        if RELEARN_UNRELATED not in self._names:
-            if named is not None:
-                raise HamuError(
-                    f"unrelated_data {named} has no effect without the attack {RELEARN_UNRELATED}; "
-                    f"leave it out"
-                )
-            return None
-        task, problem = self._task, self._problem
-        texts = task.read(task.located(named), "train") if named else read_text(MINIATURE)
-        known = {*problem.retain.digests(), *problem.forget.digests()}
-        return texts.select([i for i, one in enumerate(texts.digests()) if one not in known])
+
+def _unrelated(
+    task: Task, problem: UnlearningData[Any], names: Collection[str]
+) -> TextRecords | None:
+    """Texts for relearn-unrelated, without those of the problem."""
+    named = task.settings.of(AttackSettings).unrelated_data
+    if RELEARN_UNRELATED not in names:
+        if named is not None:
+            raise HamuError(
+                f"unrelated_data {named} has no effect without the attack {RELEARN_UNRELATED}; "
+                f"leave it out"
+            )
+        return None
+    texts = task.read(task.located(named), "train") if named else read_text(MINIATURE)
+    known = {*problem.retain.digests(), *problem.forget.digests()}
+    return texts.select([i for i, one in enumerate(texts.digests()) if one not in known])

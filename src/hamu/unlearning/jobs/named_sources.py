@@ -67,20 +67,17 @@ def verify(
 
 
 class NamedSources:
-    """The settings, data and models that config.yaml names: the `record.Sources` of a run.
+    """The settings, data and models that the config.yaml of a run names, of the hub if permitted.
 
-    Args:
-        run: the folder of the run.
-        hub: the names of the hub that may be read, each "hub:OWNER/NAME".
-        trust_remote_code: run the code that comes with a model; that can do anything.
+    Every access raises `Unavailable` for what is not here.
     """
 
     def __init__(
         self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False
     ) -> None:
         self._run, self._hub, self._trusts = run, hub, trust_remote_code
-        self._figures: dict[str, dict[str, Any]] = {}
         self._predictions: dict[str, dict[str, Any]] = {}
+        self._figures: dict[str, dict[str, Any]] = {}
 
     @cached_property
     def task(self) -> Task:
@@ -98,17 +95,10 @@ class NamedSources:
         return task
 
     @property
-    def most(self) -> int | None:
-        """The records of a set that the run has evaluated, None for all."""
-        limit: int | None = getattr(self.task.args, "max_eval_samples", None)
-        return limit
-
-    @property
     def settings(self) -> dict[str, Any]:
         """The settings that the run was given, as its record holds them."""
-        task = self.task
-        recorded = recorded_settings(task.settings)
-        return {name: value for name, value in recorded.items() if name in task.given}
+        recorded = recorded_settings(self.task.settings)
+        return {name: value for name, value in recorded.items() if name in self.task.given}
 
     @cached_property
     def problem(self) -> UnlearningData[Any]:
@@ -126,11 +116,7 @@ class NamedSources:
         return self._folder(self._model(role))
 
     def check_unchanged(self) -> None:
-        """Check that the data and both models are still those of the run.
-
-        Raises:
-            HamuError: if one is another, or it is not known what the run has read.
-        """
+        """Check that the data and both models are still those of the run."""
         before = self._model("before")
         for source in {before, self._base("before") or before}:
             self._folder(source)  # a model of the hub is to be in its cache
@@ -147,18 +133,13 @@ class NamedSources:
     def loaded(self, role: str, most: int | None = None) -> tuple[Any, dict[str, Any]]:
         """The model "before", "after" or "retain_model", and its predictions for every set.
 
-        Args:
-            role: of the model.
-            most: records of each set; by default as many as the run itself has evaluated.
+        They are for at most so many records of a set, by default as many as the run has evaluated.
         """
         task, source, base = self.task, self._model(role), self._base(role)
         if task.run.tokenizer is not None:
             self._need(task.run.tokenizer)
-        bounded = getattr(task.args, "forget_objective", None) == "bounded"
-        whole = most is None and bounded
-        most = self.most if most is None else most
         try:
-            return task.predictions(source, self.problem, most, base, whole_forget=whole)
+            return task.predictions(source, self.problem, most, base)
         except NeedsCode as error:
             raise Unavailable(f"it cannot be loaded: {error}") from error
 
@@ -172,18 +153,17 @@ class NamedSources:
 
     def change(self) -> dict[str, Any]:
         """The changes from the model before to the model after, measured in the same way."""
-        before, after = "before", "after"
-        predictions = (self._predicted(before), self._predicted(after))
+        predictions = (self._predicted("before"), self._predicted("after"))
         seed = self.task.args.seed
-        return changes(self.figures(before), self.figures(after), predictions, seed)
+        return changes(self.figures("before"), self.figures("after"), predictions, seed)
 
     def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
         """Standing of the forget records against the goal of the record, before or after."""
         settings = Goal(goal["kind"], goal["share"], goal["loss"])
         original = self._predicted("before") if settings.kind == "unseen" else None
-        if settings.kind == "retrained" and self._reference is None:
-            raise Unavailable("the retain model is not here")
         reference = self._reference if settings.kind == "retrained" else None
+        if settings.kind == "retrained" and reference is None:
+            raise Unavailable("the retain model is not here")
         return settings.against(original, reference).standing(self._predicted(role)["forget"])
 
     def precision(self) -> str:
@@ -199,10 +179,8 @@ class NamedSources:
     @cached_property
     def _reference(self) -> dict[str, Any] | None:
         """The retain model's predictions; None where it is not here."""
-        if self.task.run.retain_model is None:
-            return None
         try:
-            return self._predicted("retain_model")
+            return self._predicted("retain_model") if self.task.run.retain_model else None
         except Unavailable:
             return None
 
@@ -211,37 +189,31 @@ class NamedSources:
         if role == "after":
             return str(self._run / MODEL)
         run = self.task.run
-        source = str(run.model if role == "before" else run.retain_model)
-        self._need(source)
-        return source
+        return self._need(str(run.model if role == "before" else run.retain_model))
 
     def _base(self, role: str) -> str | None:
         """Place of the base model of an adapter, None for a whole model."""
-        source = self._model(role)
+        source, base = self._model(role), None
         if not is_of_hub(source) and not is_adapter(source):
             return None
+        task = self.task
+        if role == "after" and task.run.lora and not self._was_adapter():
+            base = str(task.run.model)  # the whole model that was given a new adapter
         try:
-            base = self.task.base_of(source, self._adapted() if role == "after" else None)
+            base = task.base_of(source, base)
         except HamuError as error:
             raise Unavailable(f"its base model is not known: {error}") from error
-        if base is not None:
-            self._need(base)
-        return base
+        return base if base is None else self._need(base)
 
-    def _adapted(self) -> str | None:
-        """The whole model that was given a new adapter, None for an adapter unlearned in place.
-
-        A model of the hub that may not be looked at is taken for a whole model.
-        """
-        task = self.task
-        source = str(task.run.model)
+    def _was_adapter(self) -> bool:
+        """True if the run began with an adapter; not of the hub, unless it may be looked at."""
+        source = str(self.task.run.model)
         if is_of_hub(source):
-            was_adapter = source in self._hub and task.base_of(source) is not None
-        else:
-            was_adapter = is_adapter(source)
-        return source if task.run.lora and not was_adapter else None
+            return source in self._hub and self.task.base_of(source) is not None
+        return is_adapter(source)
 
-    def _need(self, source: str) -> None:
+    def _need(self, source: str) -> str:
+        """A source that is here, or that may be read from the hub."""
         if is_of_hub(source):
             if source not in self._hub:
                 raise Unavailable(
@@ -249,6 +221,7 @@ class NamedSources:
                 )
         elif self.task.is_local(source) and not Path(source).exists():
             raise Unavailable(f"{source} is not here")
+        return source
 
     def _folder(self, source: str) -> Path:
         if is_of_hub(source):

@@ -1,9 +1,8 @@
-"""Options of the jobs beside those of training, in groups, and the job that each belongs to."""
+"""Options of the jobs beside those of training, in groups, and the jobs that each belongs to."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hamu.data.text import QUESTION_TEMPLATE
@@ -21,12 +20,16 @@ _OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
 _OF_UNLEARN = dict.fromkeys(
     ("auto", "target_share", "max_retain_increase", "lasting"), "which is for hamu unlearn"
 )
-_OF_BOTH = {"dry_run": "which is for hamu train and hamu unlearn"}
+_OF_BOTH = dict.fromkeys(("dry_run", "resume"), "which is for hamu train and hamu unlearn")
 # Options that the dataclasses of a command have, but not the command, and why.
 NOT_TAKEN: dict[str, dict[str, str]] = {
     "unlearn": _OF_TRAIN,
     "assess": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH,
-    "compare": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH | {"method": "as it takes several, by --methods"},
+    "compare": {
+        **(_OF_TRAIN | _OF_UNLEARN | _OF_BOTH),
+        "method": "as it takes several, by --methods",
+        "resume": "as the same command again goes on where it was",
+    },
     "evaluate": _OF_TRAIN | _OF_BOTH,
     "attack": _OF_TRAIN | _OF_BOTH,
 }
@@ -58,24 +61,20 @@ SHOWN = _names(
 _NAMES_BY_REASON = {
     "nothing is sent anywhere; publish the folder that a run leaves by other means": "push_to_hub "
     "hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
-    "logs lie in the output folder": "logging_dir",
     "--shard and --pairing share models and batches between the processes of torchrun": "deepspeed "
     "fsdp fsdp_config accelerator_config parallelism_config",
-    "a run goes on in its own folder; give --resume and its --output_dir": "resume_from_checkpoint",
-    "a resumed run restores all of its state": "ignore_data_skip "
-    "restore_callback_states_from_checkpoint",
-    "checkpoints are to go on from": "save_only_model",
-    "a signal saves a checkpoint in any case": "enable_jit_checkpoint",
+    "a run goes on in its own folder, with all of its state; give --resume and its --output_dir": ""
+    "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint "
+    "save_only_model enable_jit_checkpoint",
     "the size of a step belongs to a run; choose --per_device_train_batch_size": "auto_find_"
     "batch_size",
-    "records are as long as their tokens": "length_column_name",
-    "the collators choose the columns": "remove_unused_columns label_names include_for_metrics",
-    "losses are taken of the logits, which it leaves out": "use_liger_kernel liger_kernel_config",
-    "what a step promises holds for the loss without noise": "neftune_noise_alpha",
-    "a command prints what matters; --debug alone shows where an error comes from": "debug "
-    "log_level log_level_replica",
-    "figures are taken of whole sets": "batch_eval_metrics",
-    "no command looks at it": "do_train do_eval do_predict local_rank",
+    "the collators choose columns and lengths": "length_column_name remove_unused_columns "
+    "label_names include_for_metrics",
+    "losses are taken of the model's own logits, without noise": "use_liger_kernel "
+    "liger_kernel_config neftune_noise_alpha",
+    "a command prints what matters, and logs into its output folder; --debug alone shows where an "
+    "error comes from": "debug log_level log_level_replica logging_dir",
+    "no command looks at it": "do_train do_eval do_predict local_rank batch_eval_metrics",
 }
 REFUSED = {name: why for why, names in _NAMES_BY_REASON.items() for name in names.split()}
 
@@ -143,11 +142,6 @@ class DataOptions:
     max_length: int = _option(512, "Text: cut longer records, in tokens.")
 
     def __post_init__(self) -> None:
-        """Check ranges.
-
-        Raises:
-            HamuError: if a value is out of range.
-        """
         for name in ("expected_retain", "expected_forget"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -195,25 +189,14 @@ class RunOptions:
     )
     without_forget: bool = _option(False, "Train on the retain set alone: the retain model.")
     overwrite: bool = _option(False, "Replace an earlier run in --output_dir.")
-
-    def __post_init__(self) -> None:
-        """Check ranges.
-
-        Raises:
-            HamuError: if a value is out of range.
-        """
-        if not 0 <= self.lora_dropout < 1:
-            raise HamuError(f"lora_dropout {self.lora_dropout} must be a share in [0, 1)")
-
-
-@dataclass
-class ResumeOptions:
-    """Going on with a run."""
-
     resume: bool = _option(
         False,
         "Go on with the run in --output_dir, by its own settings, from its newest checkpoint.",
     )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lora_dropout < 1:
+            raise HamuError(f"lora_dropout {self.lora_dropout} must be a share in [0, 1)")
 
 
 @dataclass
@@ -254,11 +237,6 @@ class EvaluateOptions(OriginalOptions):
     target_share: float = _option(0.95, "The share of the forget records that must be forgotten.")
 
     def __post_init__(self) -> None:
-        """Check ranges.
-
-        Raises:
-            HamuError: if a value is out of range.
-        """
         if self.generate < 0:
             raise HamuError(f"generate {self.generate} must not be negative; 0 for no answers")
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
@@ -302,21 +280,22 @@ class CompareOptions:
     )
     jobs: int = _option(1, "Run this many at a time, each in a process of its own.")
 
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise HamuError(f"jobs {self.jobs} must be at least 1")
+
 
 TYPES: dict[str, tuple[type, ...]] = {
-    "train": (DataOptions, RunOptions, ResumeOptions, TrainConfig),
+    "train": (DataOptions, RunOptions, TrainConfig),
     "assess": (DataOptions, RunOptions, AssessOptions, UnlearnConfig),
-    "unlearn": (DataOptions, RunOptions, ResumeOptions, UnlearnConfig),
+    "unlearn": (DataOptions, RunOptions, UnlearnConfig),
     "compare": (DataOptions, RunOptions, CompareOptions, UnlearnConfig),
     "evaluate": (DataOptions, RunOptions, EvaluateOptions, AttackSettings, TrainConfig),
     "attack": (DataOptions, RunOptions, OriginalOptions, AttackSettings, TrainConfig),
 }
-
-
-def settings_by_command() -> dict[str, set[str]]:
-    """The settings of each command that a file may have."""
-    return {
-        name: {f.name for cls in types if cls is not ResumeOptions for f in dataclasses.fields(cls)}
-        - NOT_TAKEN.get(name, {}).keys()
-        for name, types in TYPES.items()
-    }
+# Settings of each command that a file may have; one to resume has them by then.
+IN_FILES: dict[str, set[str]] = {
+    command: {f.name for cls in types for f in fields(cls)}
+    - {"resume", *NOT_TAKEN.get(command, {})}
+    for command, types in TYPES.items()
+}

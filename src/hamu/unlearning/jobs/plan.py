@@ -22,7 +22,6 @@ from hamu.models.shapes import (
 from hamu.unlearning.jobs.kinds import TextTask, choose_task
 from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import Settings
-from hamu.unlearning.jobs.task import Task
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 from hamu.unlearning.trainer.config import checkpoints_activations
 
@@ -40,16 +39,8 @@ class RunPlan:
     note: str
 
 
-# parameters, those that are trained, memory in GB by purpose, and the note of a plan
-_Size = tuple[int, int, Mapping[str, float], str]
-
-
 def plan(settings: Settings, console: Console) -> RunPlan:
-    """Parameters, steps and memory of a run; nothing is trained or written.
-
-    Raises:
-        HamuError: if the model's configuration or the number of records cannot be known.
-    """
+    """Parameters, steps and memory of a run; nothing is trained or written."""
     has_data = settings.of(DataOptions).data is not None
     task = choose_task(settings, console) if has_data else TextTask(settings, console)
     args, model = task.args, str(task.run.model)
@@ -63,40 +54,38 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     if model not in KNOWN:  # which is no adapter, and needs no look at the hub
         task.settle_adapter()
     sets = _sets(task, unlearns)
-    is_text = isinstance(task, TextTask)
-    parameters, trained, memory, note = (
-        _of_texts(task, sets, is_new) if is_text else _of_images(task, sets, unlearns)
-    )
+    sizes = _of_texts(task, sets, is_new) if isinstance(task, TextTask) else _of_images(task, sets)
+    parameters, trained, memory, note = sizes
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
     rows = [
         ("parameters", f"{parameters:,}"),
         ("trained", f"{trained:,} ({trained / parameters:.2%})"),
+        *(
+            (f"{name} {task.noun}", f"{len(one):,}{' (stated)' * isinstance(one, range)}")
+            for name, one in sets.items()
+        ),
+        (f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"),
+        ("steps", f"{steps:,} ({epoch:,} an epoch)"),
     ]
-    for name, records in sets.items():
-        stated = " (stated)" if isinstance(records, range) else ""
-        rows.append((f"{name} {task.noun}", f"{len(records):,}{stated}"))
-    of_each = " of each side" if unlearns else ""
-    rows.append((f"{task.noun}{of_each} in a step", f"{per_step:,}"))
-    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
-    rows += [(f"memory: {name}", _written(gigabytes)) for name, gigabytes in memory.items()]
-    rows.append(("memory: sum, on each device", _written(sum(memory.values()))))
-    return RunPlan(tuple(rows), note)
+    for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
+        written = f"{size:.2f} GB" if size >= 1 else f"{1000 * size:.1f} MB"
+        rows.append((f"memory: {name}", written))
+    smaller = "Smaller: --per_device_train_batch_size with --gradient_accumulation_steps"
+    return RunPlan(tuple(rows), f"Activations are those of {note} {smaller}.")
 
 
-def _written(gigabytes: float) -> str:
-    return f"{gigabytes:.2f} GB" if gigabytes >= 1 else f"{1000 * gigabytes:.1f} MB"
-
-
-def _of_texts(task: Any, sets: Mapping[str, Any], is_new: bool) -> _Size:
+def _of_texts(
+    task: TextTask, sets: Mapping[str, Any], is_new: bool
+) -> tuple[int, int, dict[str, float], str]:
     """From the configuration alone; a new model is made, as its vocabulary follows from records."""
     args, run, longest = task.args, task.run, task.data.max_length
     if is_new:
         shape = shape_of(task.new_model(task.built_in, sets["training"]))
     else:
         shape = model_shape(
-            run.model,
+            str(run.model),
             task.adapter(),
             run.model_dtype,
             base_model=run.base_model,
@@ -110,30 +99,26 @@ def _of_texts(task: Any, sets: Mapping[str, Any], is_new: bool) -> _Size:
         checkpointing=checkpoints_activations(args),
     )
     note = (
-        f"Activations and logits are those of records of {length} tokens each, the longest "
-        f"allowed. Smaller: --per_device_train_batch_size with --gradient_accumulation_steps, "
-        f"--gradient_checkpointing, --max_length."
+        f"records of {length} tokens each, the longest allowed; --max_length and "
+        f"--gradient_checkpointing need less."
     )
     return shape.parameters, shape.trainable, memory, note
 
 
-def _of_images(task: Any, sets: Mapping[str, Any], unlearns: bool) -> _Size:
+def _of_images(task: Any, sets: Mapping[str, Any]) -> tuple[int, int, dict[str, float], str]:
     """From the model itself, new or loaded, and a forward pass of one image."""
-    source, batch = task.run.model, task.args.per_device_train_batch_size
+    args, source, batch = task.args, task.run.model, task.args.per_device_train_batch_size
+    is_loaded = isinstance(args, UnlearnConfig)
     first = next(iter(sets.values()))
-    model = task.start_model(source) if unlearns else task.new_model(source, first)
+    model = task.start_model(source) if is_loaded else task.new_model(source, first)
     image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
-    trained = [p for p in model.parameters() if p.requires_grad]
-    frozen = [p for p in model.parameters() if not p.requires_grad]
-    nbytes = (sum(p.nbytes for p in some) for some in (trained, frozen))
-    memory = memory_of_weights(*nbytes, **_copies(task.args))
+    every = list(model.parameters())
+    trained = [p for p in every if p.requires_grad]
+    nbytes = sum(p.nbytes for p in trained)
+    memory = memory_of_weights(nbytes, sum(p.nbytes for p in every) - nbytes, **_copies(args))
     kept = batch * kept_for_backward(model, {"pixel_values": image[None]})
-    note = (
-        f"Activations are those of {batch} images. Smaller: --per_device_train_batch_size with "
-        f"--gradient_accumulation_steps."
-    )
-    counts = [sum(p.numel() for p in some) for some in (trained, frozen)]
-    return sum(counts), counts[0], memory | {"activations": kept / 1e9}, note
+    counts = [sum(p.numel() for p in some) for some in (every, trained)]
+    return counts[0], counts[1], memory | {"activations": kept / 1e9}, f"{batch} images."
 
 
 def _copies(args: TrainConfig) -> dict[str, Any]:
@@ -147,23 +132,13 @@ def _copies(args: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _sets(task: Task, unlearns: bool) -> dict[str, Any]:
-    """The records that a run goes through, by set; a range, if only their number is stated.
-
-    They are read where the data are here, or of the hub and nothing is stated.
-    """
-    data, without_forget = task.data, task.run.without_forget
-    retain: Any
-    forget: Any
-    is_stated = data.expected_retain is not None and data.expected_forget is not None
-    if is_stated and not task.is_here():
-        retain, forget = range(data.expected_retain or 0), range(data.expected_forget or 0)
-        everything = range(len(retain) + len(forget))
-    elif unlearns or without_forget:
-        problem = task.problem()
-        retain, forget, everything = problem.retain, problem.forget, range(0)
-    else:
+def _sets(task: Any, unlearns: bool) -> dict[str, Any]:
+    """The records that a run goes through, by set; a range, if only their number is stated."""
+    stated, without_forget = task.stated(), task.run.without_forget
+    if stated is None and not unlearns and not without_forget:
         return {"training": task.train_and_test()[0]}
+    sets = task.problem().sets() if stated is None else stated
     if unlearns:
-        return {"retain": retain, "forget": forget}
-    return {"training": retain if without_forget else everything}
+        return {"retain": sets["retain"], "forget": sets["forget"]}
+    everything = range(sum(map(len, sets.values())))
+    return {"training": sets["retain"] if without_forget else everything}

@@ -54,12 +54,9 @@ def peak_memory(device: torch.device) -> str:
 
 
 def figures_line(logs: Mapping[str, Any]) -> str:
-    """The figures of a step in a few characters: its losses and how hard it was.
+    """The losses of a step and how hard it was: κ/κ₂ (κ₄ for HAMU-U) of the whole model.
 
-    That is κ/κ₂ of the whole model where the method has a threshold (κ₄ for HAMU-U) and, while the
-    gradients are in conflict, q/q₀: the demand, as far as it is possible, over the most that costs
-    nothing by the stopping criterion, above 1 where it is met. Else it is the cosine of the two
-    gradients.
+    In conflict q/q₀ follows, the demand over the most that is free; without a threshold, cosθ.
     """
     shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]
     if logs.get("stop_threshold", 0.0) > 0:
@@ -72,10 +69,7 @@ def figures_line(logs: Mapping[str, Any]) -> str:
 
 
 def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
-    """A progress bar of one line with the time to come, in the end the time taken.
-
-    Silent without a terminal.
-    """
+    """A bar of one line with the time to come, in the end that taken; none without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(30),  # narrower where the rest needs the place
@@ -88,10 +82,7 @@ def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
 
 
 class ProgressBar(TrainerCallback):
-    """A progress bar for a Trainer with its last figures; in a log file, a line every half minute.
-
-    As a context it gives the screen back however training ends.
-    """
+    """A bar for a Trainer with its last figures; in a log file, a line every half minute."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title = console, title
@@ -149,12 +140,7 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 @contextmanager
 def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
-    """End training after its current step on the first signal, at once on a second one.
-
-    Raises:
-        Interrupted: once the checkpoint is written, or before a step was taken, when there is
-            nothing to save.
-    """
+    """End training after its current step on the first signal, at once on a second one."""
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

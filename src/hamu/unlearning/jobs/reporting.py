@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,6 @@ from hamu.unlearning.jobs.named_sources import NamedSources
 from hamu.unlearning.jobs.progress import silent
 
 _EMBEDDED = 500  # images of each set
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Options of a report; see `report`."""
-
-    contents: bool
-    no_models: bool
-    samples: int
-    answers: int
-    hub: Collection[str]
-    trust_remote_code: bool
-    console: Console
 
 
 def report(
@@ -78,11 +65,37 @@ def report(
         if value < least:
             raise HamuError(f"{name} {value} must be at least {least}")
     console = console or silent()
-    asked = _Asked(contents, no_models, samples, answers, hub, trust_remote_code, console)
+
+    def observed(folder: Path, run: Run) -> Run:
+        try:
+            sources = NamedSources(folder, hub, trust_remote_code=trust_remote_code)
+            sources.check_unchanged()
+            limit = sources.task.limit("retain")
+            most = samples if limit is None else min(samples, limit)
+            if isinstance(sources.task, TextTask):
+                count = answers if contents else 0
+                return replace(run, observed=_texts(sources, most, count, console))
+            return replace(run, observed=_images(sources, most, console))
+        except HamuError as error:
+            console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
+            why = "a model or the data cannot be read; the command prints why"
+            return replace(run, unobserved=str(error) if contents else why)
+
+    def reported(folder: Path) -> list[Run]:
+        runs = read_runs(folder)
+        why = "a demo keeps no models" if len(runs) > 1 else ""
+        if not why and no_models:
+            why = "--no_models leaves it out"
+        elif not why and runs[0].evaluation is None:
+            why = "the run has not come to its end, so there is no model after it"
+        if why:
+            return [replace(run, unobserved=why) for run in runs]
+        return [observed(folder, runs[0])]
+
     named = [Path(name) for name in runs]
     folders = [folder for place in named for folder in run_folders(place)]
     target = _target(output, named)
-    found = [one for folder in dict.fromkeys(folders) for one in _reported(folder, asked)]
+    found = [one for folder in dict.fromkeys(folders) for one in reported(folder)]
     page = report_page(found, contents=contents)
     # the name of a folder may have bytes that are no text
     write_whole(target, page.encode(errors="backslashreplace").decode(), private=contents)
@@ -109,40 +122,12 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     return target.resolve() if target.is_symlink() else target  # a link stays
 
 
-def _reported(folder: Path, asked: _Asked) -> list[Run]:
-    """The run in a folder, or those of a demo."""
-    runs = read_runs(folder)
-    if len(runs) > 1:
-        return [replace(run, unobserved="a demo keeps no models") for run in runs]
-    if asked.no_models:
-        return [replace(runs[0], unobserved="--no_models leaves it out")]
-    if runs[0].evaluation is None:
-        why = "the run has not come to its end, so there is no model after it"
-        return [replace(runs[0], unobserved=why)]
-    return [_observed(folder, runs[0], asked)]
-
-
-def _observed(folder: Path, run: Run, asked: _Asked) -> Run:
-    try:
-        sources = NamedSources(folder, asked.hub, trust_remote_code=asked.trust_remote_code)
-        sources.check_unchanged()
-        limit = sources.most
-        most = asked.samples if limit is None else min(asked.samples, limit)
-        is_text = isinstance(sources.task, TextTask)
-        observe = _texts if is_text else _images
-        return replace(run, observed=observe(sources, most, asked))
-    except HamuError as error:
-        asked.console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
-        why = "a model or the data cannot be read; the command prints why"
-        return replace(run, unobserved=str(error) if asked.contents else why)
-
-
-def _images(sources: NamedSources, most: int, asked: _Asked) -> Observations:
+def _images(sources: NamedSources, most: int, console: Console) -> Observations:
     """Predictions and embeddings of both models, one after the other."""
     task, problem, seed = sources.task, sources.problem, sources.task.args.seed
     predictions, embeddings, refused = {}, {}, ""
     for role in ROLES:
-        asked.console.print(f"the model {role} looks at the images")
+        console.print(f"the model {role} looks at the images")
         model, predictions[role] = sources.loaded(role, most)
         try:
             embeddings[role] = {
@@ -167,11 +152,10 @@ def _images(sources: NamedSources, most: int, asked: _Asked) -> Observations:
     return ImageObservations(predictions, counts, sizes, classes, pictures, shown, refused, seed)
 
 
-def _texts(sources: NamedSources, most: int, asked: _Asked) -> Observations:
+def _texts(sources: NamedSources, most: int, count: int, console: Console) -> Observations:
     """Predictions and answers of both models, one after the other."""
     task: Any = sources.task
     sets = sources.problem.sets()
-    count = asked.answers if asked.contents else 0
     texts = {name: task.some_records(data, most) for name, data in sets.items()}
     prompts = {name: task.some_records(sets[name], count) for name in ("forget", "retain") if count}
     prompts = {
@@ -181,7 +165,7 @@ def _texts(sources: NamedSources, most: int, asked: _Asked) -> Observations:
     answers: dict[str, dict[str, list[str]]] = {name: {} for name in prompts}
     for role in ROLES:
         also = " and answers some" if prompts else ""
-        asked.console.print(f"the model {role} reads the records{also}")
+        console.print(f"the model {role} reads the records{also}")
         model, predictions[role] = sources.loaded(role, most)
         for name, data in prompts.items():
             answers[name][role] = task.answers_of(model, task.tokenizer, data)

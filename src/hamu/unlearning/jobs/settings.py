@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -59,8 +59,27 @@ class Parser(HfArgumentParser):
                     f"{name} {value!r} has a character that no name or text may have; leave it out"
                 )
             if name in tables.PATHS:
-                setattr(found, name, _expanded(name, value))
+                several = value if isinstance(value, list) else [value]
+                if "" in several:
+                    raise HamuError(f"{name} is empty; is a shell variable unset?")
+                expanded = [one if one is None else os.path.expanduser(one) for one in several]
+                setattr(found, name, expanded if isinstance(value, list) else expanded[0])
         return found
+
+    def typed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values, which may be texts, as they would be as flags."""
+        words = []
+        several = {action.dest for action in self._actions if action.nargs == "+"}
+        for name, value in values.items():
+            value = getattr(value, "value", value)
+            if name in several:
+                value = value.split(",") if isinstance(value, str) else value
+                value = value if isinstance(value, Iterable) else [value]
+                words += [f"--{name}", *map(str, value)]
+            else:
+                words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+        found = vars(self.parse_args(words))
+        return {name: found[name] for name in values}
 
     @staticmethod
     def _parse_dataclass_field(
@@ -91,12 +110,7 @@ def parser_of(command: str, types: Iterable[type] = ()) -> Parser:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Options of one job.
-
-    Attributes:
-        options: an instance of each dataclass that the job takes.
-        given: the settings that were given, by name; no defaults.
-    """
+    """Options of one job: its dataclasses, and the settings given by name, without defaults."""
 
     options: tuple[Any, ...]
     given: dict[str, Any]
@@ -107,43 +121,40 @@ class Settings:
 
 
 def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] = ()) -> Settings:
-    """Check and complete the options of a job.
-
-    Args:
-        command: its name, which is also the section of a YAML file that is for it alone.
-        options: values by name, None for one that is not given; also recipe and config.
-        types: the dataclasses to fill, by default those of the command.
-
-    Raises:
-        HamuError: if a name is unknown, has no place or does not belong to the command, or values
-            do not fit.
-    """
+    """Check and complete the options of a job, given by name, into its dataclasses (or `types`)."""
     parser, types = parser_of(command, types), tuple(types) or tables.TYPES[command]
-    known = {action.dest: action for action in parser._actions}
+    defaults = {action.dest: action.default for action in parser._actions}
     options = {name: value for name, value in options.items() if value is not None}
     for name in options:
         check_has_a_place(name, "the command")
-        if name not in known:
-            close = closest(name, known)
+        if name not in defaults:
+            close = closest(name, defaults)
             hint = "" if close is None else f"; did you mean {close}?"
             raise HamuError(f"{command} has no option {name}{hint}")
-    options = _typed(parser, options)
+    options = parser.typed(options)
     resumed = None
     if options.get("resume") and command in READS:
         resumed = _config_to_resume(command, options.get("output_dir", f"runs/{command}"))
     texts: dict[str, Any] = {}
-    for name, text in _files(options, resumed):
-        texts |= _of_file(name, text, command, known.keys())
-    settings = _typed(parser, {name: value for name, value in texts.items() if value is not None})
+    for name, content in _files(options, resumed):
+        texts |= _of_file(name, content, command)
+    settings = parser.typed(
+        {name: text for name, text in texts.items() if text is not None and name in defaults}
+    )
     if resumed is not None:
         _check_resumed(resumed, settings, options)
-    _check_taken(command, settings, options, known)
-    given = {
-        name: value for name, value in (settings | options).items() if name not in _NOT_OF_A_RUN
-    }
+    for name, why in tables.NOT_TAKEN.get(command, {}).items():
+        differs = name != "method" and name in settings and settings[name] != defaults[name]
+        if name in defaults and (name in options or differs):
+            raise HamuError(f"{command} has no --{name}, {why}; leave it out")
+    for one, several in _SEVERAL.items() if command == "compare" else ():
+        if one in options and several in options:
+            raise HamuError(f"--{several} takes the place of --{one}; leave out one of them")
+    values = settings | options
+    given = {name: value for name, value in values.items() if name not in _NOT_OF_A_RUN}
     if command == "unlearn" and not given.keys() & {"auto", *tables.BY_HAND}:
         given["auto"] = True
-    values = {"output_dir": f"runs/{command}"} | settings | options | given
+    values = {"output_dir": f"runs/{command}"} | values | given
     return Settings(tuple(_built(cls, values) for cls in types), given)
 
 
@@ -155,16 +166,14 @@ def settings_of_run(config: Path) -> Settings:
 def every_option(config: Path) -> dict[str, Any]:
     """The value of every option of unlearn by a config.yaml, given or not."""
     found = settings_of_run(config)
-    args = found.of(UnlearnConfig)
-    of_training = {f.name: getattr(args, f.name) for f in dataclasses.fields(args)}
-    return {**vars(found.of(DataOptions)), **vars(found.of(RunOptions)), **of_training}
+    return {f.name: getattr(one, f.name) for one in found.options for f in dataclasses.fields(one)}
 
 
 def recorded_settings(settings: Settings) -> dict[str, Any]:
     """The settings of a run in the form that its record holds."""
     run, args = settings.of(RunOptions), settings.of(TrainConfig)
     names = {*own_options(type(args)), *tables.SHOWN}
-    own = {**vars(settings.of(DataOptions)), **vars(run)}
+    own = {**vars(settings.of(DataOptions)), **vars(run), "resume": None}
     own |= {name: getattr(args, name) for name in names}
     if not run.lora:
         own |= dict.fromkeys(tables.OF_AN_ADAPTER)  # they had no effect
@@ -182,19 +191,6 @@ def recipes() -> list[str]:
     return sorted(f.name[: -len(".yaml")] for f in _RECIPES.iterdir() if f.name.endswith(".yaml"))
 
 
-def _check_taken(
-    command: str, settings: Mapping[str, Any], options: Mapping[str, Any], known: Mapping[str, Any]
-) -> None:
-    """Refuse options that a command does not take, though its dataclasses have them."""
-    for name, why in tables.NOT_TAKEN.get(command, {}).items():
-        differs = name != "method" and name in settings and settings[name] != known[name].default
-        if name in known and (name in options or differs):
-            raise HamuError(f"{command} has no --{name}, {why}; leave it out")
-    for one, several in _SEVERAL.items() if command == "compare" else ():
-        if one in options and several in options:
-            raise HamuError(f"--{several} takes the place of --{one}; leave out one of them")
-
-
 def _built(cls: type, values: Mapping[str, Any]) -> Any:
     names = {f.name for f in dataclasses.fields(cls) if f.init}
     try:
@@ -203,31 +199,6 @@ def _built(cls: type, values: Mapping[str, Any]) -> Any:
         raise
     except (ValueError, TypeError, ImportError, RuntimeError, KeyError) as error:
         raise HamuError(f"the settings do not fit together: {first_line(error)}") from error
-
-
-def _typed(parser: Parser, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as the parser makes them of flags; values may be texts."""
-    words = []
-    actions = {action.dest: action for action in parser._actions}
-    for name, value in values.items():
-        value = getattr(value, "value", value)
-        if actions[name].nargs == "+":
-            several = value.split(",") if isinstance(value, str) else value
-            several = several if isinstance(several, Iterable) else [several]
-            words += [f"--{name}", *map(str, several)]
-        else:
-            words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-    found = vars(parser.parse_args(words))
-    return {name: found[name] for name in values}
-
-
-def _expanded(name: str, value: Any) -> Any:
-    """A path, or several, with homes in place of ~."""
-    if isinstance(value, list):
-        return [_expanded(name, one) for one in value]
-    if value == "":
-        raise HamuError(f"{name} is empty; is a shell variable unset?")
-    return os.path.expanduser(value) if isinstance(value, str) else value
 
 
 class _Texts(yaml.BaseLoader):
@@ -249,77 +220,64 @@ _Texts.add_implicit_resolver(_NULL, re.compile("(~|null|Null|NULL|)$"), ["~", "n
 _Texts.add_constructor(_NULL, lambda loader, node: None)
 
 
-def _files(options: Mapping[str, Any], resumed: Path | None) -> Iterable[tuple[str, str]]:
-    """Name and text of the files that settings are read from, the strongest last."""
+def _files(options: Mapping[str, Any], resumed: Path | None) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the files that settings are read from, the strongest last."""
     if "recipe" in options and resumed is None:
         name = options["recipe"]
         if name not in recipes():
             raise unknown("recipe", name, recipes())
-        yield f"recipe {name}", (_RECIPES / f"{name}.yaml").read_text("utf-8")
+        yield f"recipe {name}", (_RECIPES / f"{name}.yaml").read_bytes()
     path = resumed or ("config" in options and Path(options["config"]))
     if path:
         if not path.is_file():
             raise HamuError(f"the config file {path} does not exist")
-        try:
-            yield str(path), path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise HamuError(f"{path} is not a text file; expected YAML") from None
+        yield str(path), path.read_bytes()
 
 
-def _of_file(name: str, text: str, command: str, known: Iterable[str]) -> dict[str, Any]:
-    """Settings for one command, as texts: the keys at the top, then those of its own section.
-
-    None is null, which takes back what an earlier file set.
-    """
-    every = tables.settings_by_command()
-    content = _mapping(name, _parsed(name, text))
+def _of_file(name: str, content: bytes, command: str) -> dict[str, Any]:
+    """Settings for one command, as texts; null takes back what an earlier file set."""
+    try:
+        parsed = yaml.load(content, _Texts)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1}"
+        problem = getattr(error, "problem", None) or first_line(error)
+        raise HamuError(f"{name} is not valid YAML{line}: {problem}") from error
+    found = _mapping(name, parsed)
     sections = {
-        key: _mapping(f"{key} in {name}", content.pop(key))
-        for key in every.keys() & content.keys() - {"attack"}
+        key: _mapping(f"{key} in {name}", found.pop(key))
+        for key in tables.IN_FILES.keys() & found.keys() - {"attack"}
     }
-    for key in (*content, *(key for one in sections.values() for key in one)):
-        _check_known(name, key, command, every)
+    for key in (*found, *(key for one in sections.values() for key in one)):
+        _check_known(name, key, command)
     for section, settings in sections.items():
-        for key in settings.keys() - every[section]:
+        for key in settings.keys() - tables.IN_FILES[section]:
             raise HamuError(
                 f"{name} has {key} under {section}, but hamu {section} takes no such setting"
             )
     for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
-        content |= sections.get(section, {})
-    return {key: _as_flag(name, key, value) for key, value in content.items() if key in known}
+        found |= sections.get(section, {})
+    return {key: _as_flag(name, key, value) for key, value in found.items()}
 
 
-def _check_known(name: str, key: str, command: str, every: Mapping[str, set[str]]) -> None:
+def _check_known(name: str, key: str, command: str) -> None:
     """Refuse a setting that no command takes from a file."""
     check_has_a_place(key, name)
     if key == "trust_remote_code":
         raise HamuError(
             f"{name} has {key}, which lets the code of a model do anything; give it as a flag only"
         )
-    all_keys = set().union(*every.values())
-    if key not in all_keys:
-        close = closest(key, [*sorted(all_keys), *every])
+    known = set().union(*tables.IN_FILES.values())
+    if key not in known:
+        close = closest(key, [*sorted(known), *tables.IN_FILES])
         lists = f"hamu {command} --help-all lists those there are"
         way = lists if close is None else f"did you mean {close}?"
         raise HamuError(f"{name} has the unknown setting {key!r}; {way}")
 
 
-def _parsed(name: str, text: str) -> Any:
-    try:
-        return yaml.load(text, _Texts)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise HamuError(f"{name} is not valid YAML, line {line}: {error.problem}") from error
-    except yaml.YAMLError as error:  # a character that YAML has not
-        raise HamuError(f"{name} is not valid YAML: {first_line(error)}") from error
-    except RecursionError:
-        raise HamuError(f"{name} is nested too deeply; expected settings as `key: value`") from None
-
-
 def _mapping(name: str, content: Any) -> dict[str, Any]:
     if content is not None and not isinstance(content, dict):
-        kind = "list" if isinstance(content, list) else "single value"
-        raise HamuError(f"{name} is a {kind}; expected settings as `key: value`")
+        raise HamuError(f"{name} holds no settings; expected lines of `key: value`")
     return {str(key): value for key, value in (content or {}).items()}
 
 

@@ -32,19 +32,10 @@ TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_fact
 class Task(ABC):
     """One kind of data and model, with the options of a job.
 
-    Class attributes:
-        noun: name of its records.
-        ways: the options that name the forget set.
-        bundled: name of the data that come with this package.
-        built_in: the names of models that `hamu train` makes, as a regular expression.
-        batch_sizes: settings of `TrainConfig` where they are not given.
-        has_test_split: True for a source that has test data beside the training data.
-
-    Attributes:
-        data, run, args: the options of data, of the model, and of training and evaluation.
-        original_model: the model before unlearning, None if it is not named.
-        given: the settings that were given, by name.
-        classes_of: the saved model by which labels are numbered.
+    `ways` are the options that name the forget set, `bundled` the data that come with this package,
+    `built_in` the names of models that `hamu train` makes (a regular expression), `batch_sizes`
+    settings of `TrainConfig` where they are not given. Labels are numbered as by the saved model
+    `classes_of`.
     """
 
     noun: str
@@ -87,13 +78,7 @@ class Task(ABC):
 
     @abstractmethod
     def load_model(self, source: str, base: str | None = None) -> Any:
-        """A saved model, as it is.
-
-        Args:
-            source: where it is.
-            base: where the base model of an adapter is; by default where --base_model or the
-                adapter says.
-        """
+        """A saved model as it is; the base model of an adapter where `base` says, if it does."""
 
     def start_model(self, source: str) -> Any:
         """A saved model, ready to be changed."""
@@ -113,11 +98,7 @@ class Task(ABC):
 
     @abstractmethod
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
-        """Training sets and then test data (None stays None) in the form that the model takes.
-
-        Raises:
-            HamuError: if they do not fit the model.
-        """
+        """Training sets and then test data (None stays None) in the form that the model takes."""
 
     @abstractmethod
     def collator(self) -> Callable[[Any], Mapping[str, Any]]:
@@ -150,26 +131,25 @@ class Task(ABC):
         }
         return {role: name for role, name in named.items() if name is not None}
 
+    def folder(self, *, resume: bool = False) -> RunFolder:
+        """The output folder."""
+        return RunFolder(
+            str(self.args.output_dir),
+            overwrite=self.run.overwrite,
+            resume=resume,
+            sources=self.sources(),
+        )
+
     def start(self, *, resume: bool = False) -> tuple[RunFolder, UnlearningData[Any]]:
         """The output folder and the problem, of a command that has a model."""
         if self.run.model is None:
             raise HamuError(
                 "name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME"
             )
-        folder = RunFolder(
-            str(self.args.output_dir),
-            overwrite=self.run.overwrite,
-            resume=resume,
-            sources=self.sources(),
-        )
-        return folder, self.problem()
+        return self.folder(resume=resume), self.problem()
 
     def problem(self) -> UnlearningData[Any]:
-        """Read the training and test data and divide them as the options say.
-
-        Raises:
-            HamuError: if something is missing or does not fit; nothing has been written then.
-        """
+        """Read the training and test data and divide them as the options say."""
         data = self.data
         self.chosen_by()
         train, test = self.train_and_test()
@@ -185,33 +165,37 @@ class Task(ABC):
 
     def _warn(self, problem: UnlearningData[Any]) -> None:
         """Name records that are in the sets, but should not be."""
-        noun, name = self.noun, self.data.data
-        if problem.not_found:
-            self.console.print(
-                f"warning: {problem.not_found} of {len(problem.forget)} {noun} to forget are not "
-                f"found in {name} as they are; if they are there in another form, they are retained"
-            )
+        noun, missing, known = self.noun, problem.not_found, problem.known_tests()
         copies = 0 if self.data.forget_data is not None else problem.copies()
-        if copies:
-            self.console.print(
-                f"warning: {copies} of the {noun} to retain are the same as some to forget, which "
-                f"a model goes on learning; --forget_data with a file of them takes out all that "
-                f"are the same"
-            )
-        known = problem.known_tests()
-        if known and problem.test is not None:
-            self.console.print(
-                f"warning: {known} of {len(problem.test)} test {noun} are among those to retain or "
-                f"to forget; figures of the test set, and of membership inference, are not of data "
-                f"never trained on"
-            )
+        for count, text in (
+            (
+                missing,
+                f"of {len(problem.forget)} {noun} to forget are not found in {self.data.data} as "
+                f"they are; if they are there in another form, they are retained",
+            ),
+            (
+                copies,
+                f"of the {noun} to retain are the same as some to forget, which a model goes on "
+                f"learning; --forget_data with a file of them takes out all that are the same",
+            ),
+            (
+                known,
+                f"test {noun} are among those to retain or to forget; figures of the test set, and "
+                f"of membership inference, are not of data never trained on",
+            ),
+        ):
+            if count:
+                self.console.print(f"warning: {count} {text}")
+
+    def announce(self, problem: UnlearningData[Any], more: str) -> None:
+        """Name the sets of a problem."""
+        self.console.print(
+            f"forget {len(problem.forget)} {self.noun} ({problem.forget_name}), retain "
+            f"{len(problem.retain)}{more}"
+        )
 
     def chosen_by(self) -> str:
-        """The option that names the forget set.
-
-        Raises:
-            HamuError: if there is none, or more than one, or one of another task.
-        """
+        """The one option that names the forget set."""
         chosen = [name for name in _WAYS if getattr(self.data, name) is not None]
         flags = ", ".join(f"--{name}" for name in self.ways)
         for name in chosen:
@@ -222,12 +206,9 @@ class Task(ABC):
         if len(chosen) != 1:
             given = " and ".join(f"--{name}" for name in chosen) or "nothing"
             raise HamuError(f"say what to forget with one of {flags}; got {given}")
-        if self.data.rho and chosen != ["forget_class"]:
-            raise HamuError(
-                f"rho {self.data.rho:g} mixes records into a class; leave it out with --{chosen[0]}"
-            )
-        if self.data.allow_missing and chosen != ["forget_data"]:
-            raise HamuError(f"allow_missing is for --forget_data; leave it out with --{chosen[0]}")
+        for name, way in (("rho", "forget_class"), ("allow_missing", "forget_data")):
+            if getattr(self.data, name) and chosen != [way]:
+                raise HamuError(f"{name} is for --{way}; leave it out with --{chosen[0]}")
         return chosen[0]
 
     def train_and_test(self) -> tuple[Any, Any]:
@@ -259,10 +240,10 @@ class Task(ABC):
         is_file = data.forget_rows and not lists_rows(data.forget_rows)
         return [*found, str(data.forget_rows)] if is_file else found
 
-    def sources(self, *, is_training: bool = False) -> tuple[str, ...]:
+    def sources(self) -> tuple[str, ...]:
         """The local files and folders that are read, which no run may write into."""
         models = [*self.named_models().values(), self.run.base_model, self.run.tokenizer]
-        if is_training and self.is_built_in(str(self.run.model)):
+        if self.classes_of is None:  # a new model
             models.remove(self.run.model)
         models += [adapter_base(model) for model in models if model is not None]
         further = [one for one in self.settings.options if isinstance(one, EvaluateOptions)]
@@ -271,12 +252,7 @@ class Task(ABC):
         return tuple(name for name in found if name is not None and self.is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
-        """Digests of the data and models that a run reads.
-
-        Args:
-            sets: by role, None where there is none.
-            models: likewise, saved ones.
-        """
+        """Digests of the sets and saved models that a run reads, by role; None for none."""
         entries: dict[str, Any] = {}
         for name, data in sets.items():
             entries |= set_entries(name, data)
@@ -290,9 +266,8 @@ class Task(ABC):
     ) -> Inputs:
         """Digests of a problem and of models, by default of the original and the retain model."""
         sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
-        if models is None:
-            models = {"original": self.run.model, "retain": self.run.retain_model}
-        return self.inputs(sets, models)
+        own = {"original": self.run.model, "retain": self.run.retain_model}
+        return self.inputs(sets, own if models is None else models)
 
     def fitted_problem(self, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:
         """All sets of a problem in the form that the model takes."""
@@ -313,26 +288,27 @@ class Task(ABC):
         most: int | None = None,
         base: str | None = None,
         *,
-        whole_forget: bool = False,
         only: Collection[str] = ("retain", "forget", "test"),
     ) -> tuple[Any, dict[str, Any]]:
-        """A saved model, and its predictions for sets of a problem.
-
-        Args:
-            source: the model.
-            problem: as it was read.
-            most: records of each set that are predicted; None for all.
-            base: see `load_model`.
-            whole_forget: predict all records of the forget set.
-            only: the sets.
-        """
+        """A saved model, and its predictions for each set: for `most` records, else `limit`."""
         model = self.on_device(self.load_model(source, base))
         found = {}
         for name, data in self.fitted_problem(model, problem).sets().items():
             if name in only:
-                limit = None if whole_forget and name == "forget" else most
-                found[name] = self.predict(model, subset(data, limit, self.args.seed))
+                some = subset(data, self.limit(name) if most is None else most, self.args.seed)
+                found[name] = self.predict(model, some)
         return model, found
+
+    def limit(self, name: str) -> int | None:
+        """The most records of a set that evaluations look at; None for all.
+
+        Those are all of a forget set whose records each have a loss to reach.
+        """
+        args = self.args
+        if not isinstance(args, UnlearnConfig):
+            return None
+        is_whole = name == "forget" and args.forget_objective == "bounded"
+        return None if is_whole else args.max_eval_samples
 
     def evaluates_in_half(self) -> bool:
         """True if evaluations run under autocast, as training does."""
@@ -352,7 +328,10 @@ class Task(ABC):
         """True if a data set or model is a path: not bundled, and not of the hub."""
         return is_local(source, self.bundled)
 
-    def is_here(self) -> bool:
-        """True if all data are bundled, or files on this machine."""
+    def stated(self) -> dict[str, range] | None:
+        """The sets as ranges where their sizes are stated and the data are not here, else None."""
+        counts = {"retain": self.data.expected_retain, "forget": self.data.expected_forget}
         sources = self.data_sources()
-        return bool(sources) and all(s == self.bundled or Path(s).exists() for s in sources)
+        is_here = sources and all(s == self.bundled or Path(s).exists() for s in sources)
+        known = {name: range(count) for name, count in counts.items() if count is not None}
+        return None if is_here or len(known) < len(counts) else known

@@ -18,7 +18,7 @@ from hamu.errors import HamuError
 from hamu.files import EVALUATION, MODEL, read_json
 from hamu.unlearning.jobs.forgetting import save_whole
 from hamu.unlearning.jobs.kinds import choose_task
-from hamu.unlearning.jobs.options import ResumeOptions, RunOptions
+from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, silent
 from hamu.unlearning.jobs.settings import settings_of
@@ -63,7 +63,7 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     """
     console = console or silent()
     settings = settings_of("train", options)
-    run, resume = settings.of(RunOptions), settings.of(ResumeOptions).resume
+    run, resume = settings.of(RunOptions), settings.of(RunOptions).resume
     if run.model is None:
         raise HamuError(
             "name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME"
@@ -72,15 +72,10 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
         return plan(settings, console)
     task = choose_task(settings, console)
     task.classes_of = None if task.is_built_in(run.model) else run.model
-    folder = RunFolder(
-        str(task.args.output_dir),
-        overwrite=run.overwrite,
-        resume=resume,
-        sources=task.sources(is_training=True),
-    )
+    folder = task.folder(resume=resume)
     if resume and folder.has(EVALUATION):
-        figures = read_json(folder.path / EVALUATION)
-        return Trained(folder.path, folder.path / MODEL, figures, was_complete=True)
+        done = read_json(folder.path / EVALUATION)
+        return Trained(folder.path, folder.path / MODEL, done, was_complete=True)
     task.settle_adapter()
     with folder:
         return _train(task, folder, resume)
@@ -118,16 +113,14 @@ def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
             f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
         )
     folder.begin(given, with_settings(inputs, given))
-    reports = {"": {name: _of_set(figures, name) for name in ("train", "test")}}
+    of_sets = {
+        name: {key: figures[f"{name}_{key}"] for key in ("loss", "accuracy")} for name in known
+    }
+    reports: Any = {"": {"train": {}, "test": {}} | of_sets}
     card = partial(write_model_card, base=start, reports=reports)
-    path, failure = save_whole(task, folder, model, card)
+    failure = save_whole(task, folder, model, card)
     folder.write_json(EVALUATION, figures)
-    return Trained(folder.path, path, figures, merge_failure=failure)
-
-
-def _of_set(figures: dict[str, float], name: str) -> dict[str, float]:
-    keys = ("loss", "accuracy")
-    return {key: figures[f"{name}_{key}"] for key in keys if f"{name}_{key}" in figures}
+    return Trained(folder.path, folder.path / MODEL, figures, merge_failure=failure)
 
 
 def _sets(task: Task) -> tuple[Any, Any]:
