@@ -103,9 +103,7 @@ def whole(saved_model, tmp_path_factory):
         (2, signal.SIGTERM, GOAL),
         (3, signal.SIGTERM, LASTING),
         (6, signal.SIGTERM, ()),  # when all steps are done
-        (4, signal.SIGTERM, ("--max_steps", "4")),  # likewise, within an epoch
         (6, signal.SIGTERM, BEST_OF_EPOCHS),
-        (3, signal.SIGTERM, BEST_OF_EPOCHS),
         (2, signal.SIGTERM, DIVERGING),
         (6, signal.SIGTERM, UNDONE),
         (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
@@ -381,17 +379,6 @@ def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_mod
         again.train(resume_from_checkpoint=str(checkpoint))
     with pytest.raises(HamuError, match="there is no whole checkpoint in"):
         again.train(resume_from_checkpoint=True)
-
-
-def test_an_optimizer_state_that_cannot_be_read_is_named_for_a_sharded_model_too(
-    trainer_of, saved_model, tmp_path, monkeypatch
-):
-    """The file can be as it was written, and yet not of such a run."""
-    trainer = trainer_of(load_classifier(str(saved_model)))
-    (tmp_path / "optimizer.pt").write_bytes(b"no archive")
-    monkeypatch.setattr("hamu.unlearning.trainer.resumable.is_sharded", lambda model: True)
-    with pytest.raises(HamuError, match=r"the checkpoint .* cannot be restored: .*; resume from"):
-        trainer._load_optimizer_and_scheduler(str(tmp_path))
 
 
 def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_of):

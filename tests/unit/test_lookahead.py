@@ -34,14 +34,29 @@ def batch(name, count, seed=0):
     }
 
 
-@pytest.fixture
-def made():
-    """A model with BatchNorm, of which one tensor is frozen and one unused; its losses; the point ahead."""
+def new_model():
+    """With BatchNorm; one tensor is frozen and one unused."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     model.unused = nn.Parameter(torch.ones(2))
     model[0].bias.requires_grad_(False)
-    model.eval()
+    return model
+
+
+def fine_tuned(model, batches):
+    """Descend by Adam as anyone would, and give the model after each batch."""
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    for one in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(model(one["pixel_values"]), one["labels"]).backward()
+        optimizer.step()
+        yield model
+
+
+@pytest.fixture
+def made():
+    """A model, its losses, and the point ahead."""
+    model = new_model().eval()
     model[3].train()
     loss = Seen(model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -93,18 +108,9 @@ def test_a_gradient_taken_ahead_is_that_of_the_point(made):
 
 def test_the_point_ahead_is_where_adam_fine_tunes_to_and_starts_again_after_its_depth(made):
     model, _, lookahead = made
-    copy = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    copy.unused = nn.Parameter(torch.ones(2))
-    copy.eval()
-    copy.load_state_dict(model.state_dict())
-    copy[0].bias.requires_grad_(False)
-    optimizer = torch.optim.Adam([p for p in copy.parameters() if p.requires_grad], lr=0.01)
-    for step in range(3):
-        one = batch("retain", 4, step)
+    batches = [batch("retain", 4, step) for step in range(3)]
+    for one, copy in zip(batches, fine_tuned(new_model().eval(), batches), strict=True):
         lookahead.advance(one, batch("forget", 4))
-        optimizer.zero_grad()
-        F.cross_entropy(copy(one["pixel_values"]), one["labels"]).backward()
-        optimizer.step()
         assert all(
             torch.allclose(a, b, atol=1e-6)
             for a, b in zip(point(lookahead, model), copy.parameters(), strict=True)
@@ -158,10 +164,8 @@ def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
     model, _, lookahead = made
     lookahead.advance(batch("retain", 4), batch("forget", 4))
     before, ahead = state(model), point(lookahead, model)
-    modes, versions = (
-        [m.training for m in model.modules()],
-        [p._version for p in model.parameters()],
-    )
+    modes = [m.training for m in model.modules()]
+    versions = [p._version for p in model.parameters()]
     try:
         with lookahead.rehearsed([batch("retain", 8, seed) for seed in range(4)]):
             inside = state(model)
@@ -182,16 +186,8 @@ def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
 
 def test_a_rehearsal_fine_tunes_as_adam_would(made):
     model, _, lookahead = made
-    copy = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-    copy.unused = nn.Parameter(torch.ones(2))
-    copy.load_state_dict(model.state_dict())
-    copy[0].bias.requires_grad_(False)
     batches = [batch("retain", 8, seed) for seed in range(3)]
-    optimizer = torch.optim.Adam([p for p in copy.parameters() if p.requires_grad], lr=0.01)
-    for one in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(copy(one["pixel_values"]), one["labels"]).backward()
-        optimizer.step()
+    *_, copy = fine_tuned(new_model(), batches)
     with lookahead.rehearsed(islice(batches, 3)):
         assert all(
             torch.allclose(v, copy.state_dict()[n], atol=1e-6)

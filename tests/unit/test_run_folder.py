@@ -170,14 +170,11 @@ def test_of_a_link_in_a_run_the_link_alone_goes(begun, tmp_path):
     with RunFolder(begun, overwrite=True) as folder:
         folder.prepare()
         assert names_in(begun) == []
-    for target in ("elsewhere", "nowhere"):
-        begun.mkdir(exist_ok=True)
-        (begun / "model").symlink_to(tmp_path / target)
-        with RunFolder(begun, resume=True) as folder:
-            folder.save_model(nn.Linear(1, 1))
-        assert [path.name for path in (begun / "model").iterdir()] == ["model.safetensors"]
-        assert not (begun / "model").is_symlink()
-        shutil.rmtree(begun)
+    (begun / "model").symlink_to(tmp_path / "elsewhere")
+    with RunFolder(begun, resume=True) as folder:
+        folder.save_model(nn.Linear(1, 1))
+    assert [path.name for path in (begun / "model").iterdir()] == ["model.safetensors"]
+    assert not (begun / "model").is_symlink()
     assert (tmp_path / "elsewhere/model.safetensors").read_text() == "mine"
 
 

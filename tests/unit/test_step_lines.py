@@ -13,7 +13,7 @@ from hamu.data import ImageData, UnlearningData
 from hamu.data.images import collate
 from hamu.models.classifiers import new_classifier
 from hamu.unlearning.trainer import TrainConfig, train_original
-from hamu.unlearning.trainer.logs import log_line, silence
+from hamu.unlearning.trainer.logs import silence
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
 LOSS = r"loss +\d+\.\d{4} \([+-]\d\.\d{4}\)"
@@ -74,19 +74,6 @@ def test_a_run_prints_a_line_per_step_and_logs_all_figures(trainer_of, capfd, di
         steps = [entry for entry in logged if "taken" in entry]
         assert len(steps) == 3
         assert all({"kappa", "demand", "retain_norm"} <= entry.keys() for entry in steps)
-
-
-def test_lines_are_aligned_and_brackets_hold_what_the_step_changed():
-    figures = {"taken": 1.0, "forget_loss": 2.31, "retain_loss": 0.83, "cos": -0.12}
-    changes = {"realised_forget_change": 0.12, "realised_retain_change": -0.004}
-    one = log_line(figures | changes, 12, 225)
-    assert one == (
-        "step  12/225  forget loss   2.3100 (+0.1200)  retain loss   0.8300 (-0.0040)  cosθ -0.12"
-    )
-    assert len(log_line(figures | changes | {"forget_loss": 12.5}, 9, 225)) == len(one)
-    assert log_line(figures | {"taken": 0.0}, 12, 225).endswith("0.8300  cosθ -0.12  not taken")
-    assert log_line({"forget_loss": 1.0, "taken": 1.0}, 1, 2) == "step 1/2  forget loss   1.0000"
-    assert log_line({"my_figure": 3.0}, 1, 2) == "{'my_figure': 3.0}"
 
 
 @pytest.mark.parametrize(

@@ -49,16 +49,6 @@ class GoalRun:
 
     The start model's predictions of unseen records complete the goal "unseen" when they are first
     needed.
-
-    Args:
-        args: goal, target_forget_loss, target_share, auto, lasting.
-        pair: whose parameters are trained.
-        looks: predicts records, and collates those of a rehearsal.
-        pairs: the paired data.
-        retain_data: training records that a rehearsal draws from.
-        end_run: ends the run.
-        lookahead: of a lasting run.
-        retain_predictions: what a retain model predicts for the forget records.
     """
 
     def __init__(

@@ -33,10 +33,6 @@ class Lookahead:
         loss: the mean cross-entropy of some rows of a batch under the model as it is.
         rate: learning rate of the steps ahead.
         depth: steps from one start at w to the next.
-
-    Attributes:
-        taken: steps since the last start.
-        cycles: starts so far; in the odd ones forgotten records are relearned too.
     """
 
     def __init__(
@@ -51,6 +47,7 @@ class Lookahead:
         self._model, self._loss = model, loss
         self._parameters: list[Tensor] = [*parameters]
         self.rate, self.depth = rate, depth
+        # steps since the last start, and starts: in odd cycles forgotten records are relearned too
         self.taken, self.cycles = depth, -1  # the first step starts a cycle
         self._point: list[Tensor] = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         self._offset = [torch.zeros_like(p) for p in self._parameters]
@@ -72,10 +69,8 @@ class Lookahead:
         self.cycles -= self.cycles % 2 == 0
 
     def advance(self, retain: Mapping[str, Tensor], forget: Mapping[str, Tensor]) -> None:
-        """Move the point to the model's weights plus its path, and take a step or two from there.
-
-        Args:
-            retain, forget: batches of the model's own step.
+        """Move the point to the model's weights plus its path, and take a step or two from there,
+        on the batches of the model's own step.
         """
         with torch.no_grad():
             if self.taken >= self.depth:

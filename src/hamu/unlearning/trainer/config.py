@@ -71,7 +71,7 @@ _LARGEST = torch.finfo(torch.float32).max
 _OF_STEPS = ("logging_steps", "save_steps", "eval_steps", "gradient_accumulation_steps")
 _OF_BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
 _POSITIVE = ("learning_rate", "num_train_epochs", *_OF_STEPS, *_OF_BATCHES)
-_NOT_NEGATIVE = ("max_grad_norm", "warmup_steps", "dataloader_num_workers", "eval_delay")
+_REST = ("max_grad_norm", "warmup_steps", "dataloader_num_workers", "eval_delay")
 
 
 def _check(holds: Any, message: str) -> None:
@@ -100,27 +100,21 @@ class TrainConfig(TrainingArguments):
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
     logging_steps: float = _option(50, "Steps from one log entry to the next.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
-    report_to: str = _option(
-        "none", "Trackers of settings and figures: tensorboard, wandb, mlflow, trackio (commas)."
-    )
+    report_to: str = _option("none", "Trackers: tensorboard, wandb, mlflow, trackio (commas).")
     channels_last: bool = _option(True, "Keep images and convolutions in channels-last order.")
     remove_unused_columns: bool = _option(False, "Not used: the collators choose the columns.")
     logging_nan_inf_filter: bool = _option(False, "Hide non-finite losses from the logs.")
 
     def __post_init__(self) -> None:
-        """Check the settings, and settle device and trackers.
-
-        Without an accelerator transformers needs use_cpu, or refuses bf16. Apple's has no float64,
-        the type of every Gram. One process uses one GPU: transformers would wrap the model in
-        DataParallel, which runs without autocast and on batches that many times as large.
-        """
-        for name in (*_POSITIVE, *_NOT_NEGATIVE):
-            value, is_positive = getattr(self, name), name in _POSITIVE
-            least = "positive" if is_positive else "0 or more"
-            _check(
-                value is None or (0 <= value <= _LARGEST and (value or not is_positive)),
-                f"{name} {value} must be {least}, and finite in float32",
-            )
+        """Check the settings, and settle device and trackers."""
+        for names, allows_zero, least in (
+            (_POSITIVE, False, "positive"),
+            (_REST, True, "0 or more"),
+        ):
+            for name in names:
+                value = getattr(self, name)
+                is_in_range = value is None or 0 < value <= _LARGEST or (allows_zero and value == 0)
+                _check(is_in_range, f"{name} {value} must be {least}, and finite in float32")
         for name in ("seed", "data_seed"):
             value = getattr(self, name)
             _check(value is None or 0 <= value < 2**32, f"{name} {value} must be 0 to {2**32 - 1}")
@@ -131,13 +125,14 @@ class TrainConfig(TrainingArguments):
             "--metric_for_best_model, by which it goes",
         )
         self._check_launcher()
+        # transformers refuses bf16 else; Apple's accelerator has no float64, as every Gram needs
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         if not self.use_cpu and str(torch.accelerator.current_accelerator()) == "mps":
             _say_once("the CPU is used: this machine's accelerator, mps, has no float64")
             self.use_cpu = True
         trackers = named_trackers(self.report_to)
         super().__post_init__()  # type: ignore[no-untyped-call]
-        if self.n_gpu > 1:
+        if self.n_gpu > 1:  # else a DataParallel: no autocast, and larger batches
             _say_once(
                 f"one process uses one GPU, the first of {self.n_gpu}, unless the model itself "
                 f"lies on several; torchrun --nproc_per_node {self.n_gpu} gives train and unlearn "
@@ -183,11 +178,11 @@ class UnlearnConfig(TrainConfig):
     )
     constraint_mode: str = _option("absolute", "absolute (the paper) or relative (feasible).")
     distribution: str = _option(
-        "norm_product", "How the constraint is divided over blocks: norm_product or uniform."
+        "norm_product", "How it is divided over blocks: norm_product or uniform."
     )
     radius: str = _option("gradient", "Step radius of a block over lr: gradient or a number.")
     on_infeasible: str = _option(
-        "stop", "If the constraint cannot be met: stop, clamp (do the most possible) or skip."
+        "stop", "If it cannot be met: stop, clamp (the most possible) or skip."
     )
     stopping: str = _option("aggregate", "Stopping criterion: aggregate, any, global or off.")
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
@@ -195,21 +190,18 @@ class UnlearnConfig(TrainConfig):
     stopping_window: int = _option(1, "Average the criterion over this many steps.")
     pairing: str = _option(
         "sequential",
-        "Of several processes each runs its retain and its forget records (sequential), or half of "
-        "them hold retain, half forget records (split, for an even number).",
+        "With several processes: sequential, or split (half hold retain, half forget records).",
     )
     shard: bool = _option(
-        False, "Shard parameters, gradients and optimizer state over several processes (FSDP2)."
+        False, "Shard parameters, gradients and optimizer state over processes (FSDP2)."
     )
     offload_grads: str = _option(
         "none",
-        "Where one side's gradient waits for the other's: none (in full, where it is), cpu or bf16 "
-        "(half the memory, each entry to 2^-8 of itself, once in each pass of a step).",
+        "Where one side's gradient waits: none, cpu, bf16 (half the memory, rounded to 2^-8).",
     )
     correct_steps: bool = _option(
         False,
-        "Correct the optimizer's steps where momentum or adaptive rates fall short of the demand "
-        "(one copy of what is trained); without, the promise holds for g*, as in the paper.",
+        "Correct steps that fall short of the demand (one copy of what is trained).",
     )
     trust_region: bool = _option(
         False,
@@ -218,37 +210,35 @@ class UnlearnConfig(TrainConfig):
     )
     trust_region_growth: float = _option(8.0, "Most by which --trust_region raises the rate.")
     check_steps: int | None = _option(
-        None,
-        "Steps from one check of what a step did to the losses of its batches to the next; by "
-        "default whenever it is logged, 0 for never.",
+        None, "Steps between two checks of promises; by default whenever it is logged, 0 for never."
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (each its own) or once (the paper).")
     freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics; its weights still train.")
     full_precision_eval: bool = _option(
-        False, "With --bf16 or --fp16: evaluate in the model's own precision, for small changes."
+        False, "With --bf16 or --fp16: evaluate in the model's own precision."
     )
     max_eval_samples: int | None = _option(
-        None, "Evaluate on at most this many records of each set, drawn once."
+        None, "Evaluate on at most this many records of each set."
     )
     forget_objective: str | None = _option(
         None,
-        "What a forget pass raises, in place of the method's own: cross_entropy, kl_to_original, "
-        "npo, simnpo, bounded.",
+        "What to raise in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, "
+        "bounded.",
     )
     min_forget_loss: float | None = _option(
-        None, "End when a step's forget loss is below this: no unlearning (the paper: 0.1)."
+        None, "End when a step's forget loss is below this (the paper: 0.1)."
     )
     max_retain_loss: float | None = _option(
-        None, "End when a step's retain loss is above this: too much of it (the paper: 0.4)."
+        None, "End when a step's retain loss is above this (the paper: 0.4)."
     )
     max_forget_loss: float | None = _option(
-        None, "End when a step's forget loss, the mean of its batch, is above this; see --goal."
+        None, "End when a step's forget loss reaches this; see --goal."
     )
     auto: bool = _option(
         False,
-        "Unlearn by goal: demand, learning rate and length of the run follow from measurements. "
-        "hamu unlearn does so unless --method, --learning_rate or --constraint is given.",
+        "By goal: demand, learning rate and length follow from measurements. hamu unlearn does so "
+        "unless --method, --learning_rate or --constraint is given.",
     )
     goal: str | None = _option(
         None,
@@ -257,28 +247,27 @@ class UnlearnConfig(TrainConfig):
         "recognised; the default for a whole class) or loss (--target_forget_loss).",
     )
     target_forget_loss: float | None = _option(
-        None, "The loss that each forgotten record must have: --goal loss."
+        None, "Loss that each forgotten record must have: --goal loss."
     )
-    target_share: float = _option(0.95, "The share of the forget records that must be forgotten.")
+    target_share: float = _option(0.95, "Share of the forget records that must be forgotten.")
     max_retain_increase: float | None = _option(
-        None, "With --auto: how far the retain loss may rise, in nats; 0.02 by default."
+        None, "With --auto: rise of the retain loss at most, in nats; 0.02 by default."
     )
     lasting: bool = _option(
         False,
-        "Forget for good: take the forget gradient where fine-tuning would lead, so that it does "
-        "not bring back what was forgotten. Twice the time a step, more steps, four copies of what "
-        "is trained.",
+        "Take the forget gradient where fine-tuning would lead, so that it brings nothing back: "
+        "twice the time a step, more steps, four copies of what is trained.",
     )
     lookahead_steps: int = _option(40, "With --lasting: steps of fine-tuning looked ahead.")
     lookahead_rate: float | None = _option(
-        None, "With --lasting: their learning rate; by default 1e-3 for images, 3e-4 for texts."
+        None, "With --lasting: their rate; by default 1e-3 for images, 3e-4 for texts."
     )
-    max_skips: int = _option(10, "Stop after this many steps in a row that could not be taken.")
+    max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
     optim: str = _option(
-        "sgd", "Optimizer: sgd (the paper; --auto replaces it by adamw_torch), adafactor, ..."
+        "sgd", "Optimizer: sgd (the paper; --auto takes adamw_torch), adafactor, ..."
     )
     max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0: none.")
     logging_steps: float = _option(1, "Steps from one log entry to the next.")
@@ -286,11 +275,10 @@ class UnlearnConfig(TrainConfig):
     eval_on_start: bool = _option(True, "Evaluate before the first step, as a reference.")
     metric_for_best_model: str | None = _option(
         "joint_gain",
-        "What --load_best_model_at_end goes by; joint_gain is the smaller of forget and retain "
-        "gain.",
+        "What --load_best_model_at_end goes by; joint_gain is the smaller gain of both sides.",
     )
     greater_is_better: bool | None = _option(
-        None, "Whether a larger value of it is better; by default what unlearning wants."
+        None, "A larger value of it is better; by default what unlearning wants."
     )
 
     def __post_init__(self) -> None:

@@ -25,15 +25,7 @@ _RETAIN_RECORDS = 500  # that a run by goal is measured on
 
 
 class Evaluations:
-    """Predict some records of each set that there is.
-
-    Attributes:
-        sets: evaluated records by name.
-        collate: makes a batch of items.
-
-    Raises:
-        HamuError: if the figure that decides which state is best is not measured on them.
-    """
+    """Predict some records of each set that there is."""
 
     def __init__(
         self,
@@ -101,11 +93,7 @@ def first_not_finite_loss(
 
 
 def check_is_measured(metric: str, measured: Collection[str]) -> None:
-    """Check the figure that decides which state of a model is best.
-
-    Raises:
-        HamuError: if no evaluation measures it.
-    """
+    """Check that evaluations measure the figure that decides which state of a model is best."""
     if metric.removeprefix("eval_") not in measured:
         raise HamuError(
             f"metric_for_best_model {metric!r} is not measured; choose one of {', '.join(measured)}"

@@ -30,13 +30,9 @@ _KEPT_BACK = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABL
 
 
 class StepLog(TrainerCallback):
-    """Write settings and inputs of a run, and a line per step in two logs, from its first step on.
+    """Write settings and inputs of a run, then a line per step in two logs, from its first step."""
 
-    Attributes:
-        trainer: the `UnlearnTrainer` of these steps; to be set before the run begins.
-    """
-
-    trainer: Any
+    trainer: Any  # the `UnlearnTrainer` of these steps; to be set before the run begins
 
     def __init__(
         self,

@@ -123,12 +123,12 @@ class ResumableTrainer(Trainer):
         return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the optimizer, and refuse wrong settings before anything is written."""
+        """Make the optimizer."""
         with _making("optimizer", "optim", self.args.optim):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the schedule, and refuse wrong settings before anything is written."""
+        """Make the schedule."""
         with _making("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
             return super().create_scheduler(*args, **kwargs)
 
@@ -237,6 +237,8 @@ class ResumableTrainer(Trainer):
 
     def _interrupted_anywhere(self) -> bool:
         """True if any process was interrupted, so that all stop after the same step."""
+        if world_size() == 1:  # without a read from the device
+            return bool(self.interrupted_by)
         mine = torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)
         return bool(all_reduced(mine).item())
 
@@ -272,8 +274,7 @@ class ResumableTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        folder = Path(resume_from_checkpoint)
-        with restoring(folder):
+        with restoring(folder := Path(resume_from_checkpoint)):
             load_tensors(self.model, folder)
             self.load_more(folder)
             self.load_run_state(run_state_of(folder))
@@ -319,7 +320,7 @@ def run_state_of(checkpoint: Path) -> dict[str, Any]:
 
 @contextmanager
 def _making(what: str, option: str, choice: Any) -> Iterator[None]:
-    """Turn a library's error about its settings into a HamuError."""
+    """Refuse settings that a library refuses, before anything is written."""
     try:
         yield
     except (ImportError, ValueError, TypeError, RuntimeError, KeyError) as error:

@@ -22,10 +22,8 @@ from hamu.unlearning.stop_reason import StopReason
 
 
 def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **data: Any) -> None:
-    """Check the first item of each data set, or the batch that a user's own collator makes of it.
-
-    Raises:
-        HamuError: if it is not a mapping with labels and inputs.
+    """Check that the first item of each data set, or the batch that a user's own collator makes of
+    it, is a mapping with labels and inputs.
     """
     inputs = {"pixel_values", "input_ids", getattr(model, "main_input_name", "pixel_values")}
 
@@ -76,15 +74,15 @@ class SideLosses:
         named = {side: name for side, name in objectives.items() if name is not None}
         self._objectives = {side: build_objective(name) for side, name in named.items()}
         needs_original = any(one.needs_original for one in self._objectives.values())
-        self._original = OriginalModel(model) if needs_original else None
+        self.original = OriginalModel(model) if needs_original else None
 
     def total(
         self, model: nn.Module, side: str, batch: Mapping[str, Tensor], limits: Tensor | None = None
     ) -> tuple[Tensor, Scored]:
         """Sum the objective of a side's batch; also returns the predictions behind it."""
         objective, labels, original = self._objectives[side], batch["labels"], None
-        if objective.needs_original and self._original is not None:
-            original = Scored.of(self._original.logits(batch), labels).logits
+        if objective.needs_original and self.original is not None:
+            original = Scored.of(self.original.logits(batch), labels).logits
         scored = Scored.of(predict_logits(model, batch), labels, limits)
         total = objective.total(scored, original)
         if total.dim():

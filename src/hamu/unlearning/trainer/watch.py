@@ -105,22 +105,7 @@ class RepeatedPasses:
 
 
 class StepWatch(TrainerCallback):
-    """Watch the steps of a run.
-
-    Args:
-        pair: their gradients.
-        args: settings of the run.
-        model: what is trained.
-        sides: those that the method uses.
-        on_undone: called after the trust region has undone a step.
-
-    Attributes:
-        passes: of the step at hand, where it will be measured.
-        step: the step at hand; None if the run ended before it.
-        figures: of the last step's check, for the log.
-        record: sum of the steps checked so far.
-        trust: the trust region, None without.
-    """
+    """Watch the steps of a run; calls `on_undone` after the trust region has undone one."""
 
     def __init__(
         self,
@@ -132,9 +117,9 @@ class StepWatch(TrainerCallback):
     ) -> None:
         self._pair, self._args, self._sides, self._on_undone = pair, args, sides, on_undone
         self._device = pair.parameters[0].device
-        self.passes = RepeatedPasses(model, self._device)
-        self.step: PairStep | None = None
-        self.figures: dict[str, float] = {}
+        self.passes = RepeatedPasses(model, self._device)  # of the step at hand, if it is checked
+        self.step: PairStep | None = None  # at hand; None if the run ended before it
+        self.figures: dict[str, float] = {}  # of its check
         self.record = PromiseRecord()
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
         self._losses: Mapping[str, Tensor] = {}
@@ -167,12 +152,8 @@ class StepWatch(TrainerCallback):
         return () if self._guard is None else self._guard.keep
 
     def take(self, step: PairStep | None, losses: Mapping[str, Tensor], scaler: Any = None) -> None:
-        """Take what became of the step at hand, and its losses; the optimizer comes next.
-
-        Args:
-            step: None if the run ends before it.
-            losses: by side, of this process.
-            scaler: the `GradScaler` of the run.
+        """Take the step at hand, None if the run ends before it, with this process's losses by side
+        and the run's `GradScaler`; the optimizer comes next.
         """
         self.step, self._losses, self._scaler, self.figures = step, losses, scaler, {}
         if not self.is_taken:
