@@ -34,6 +34,7 @@ def evaluation(steps, names=("a", "b"), is_text=False):
     found = {
         "trajectory": trajectory,
         "steps_taken": steps - 1,
+        "steps_in_model": steps - 1,
         "steps_skipped": 1,
         "ended": f"the criterion is met {NASTY}",
         "ended_kind": "criterion",

@@ -3,50 +3,27 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hamu.cli import main
 
+GOAL = ("unlearn", "--data", "digits", "--forget_class", "3", "--max_steps", "20")
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "hamu")
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("goal")
-    assert (
-        main(
-            [
-                "train",
-                "--recipe",
-                "digits",
-                "--num_train_epochs",
-                "2",
-                "--output_dir",
-                f"{folder}/original",
-            ]
-        )
-        == 0
+
+def test_two_processes_go_the_way_of_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = ("train", "--recipe", "digits", "--num_train_epochs", "2", "--output_dir", "original")
+    assert main(list(train)) == 0
+    run = [*GOAL, "--model", "original/model", "--per_device_train_batch_size"]
+    assert main([*run, "64", "--output_dir", "one"]) == 0
+    in_two = [sys.executable, *TWO, *run, "32", "--output_dir", "two"]
+    subprocess.run(in_two, check=True, timeout=300, capture_output=True)
+    one, two = (
+        json.loads(Path(folder, "evaluation.json").read_text()) for folder in ("one", "two")
     )
-    return folder
-
-
-def run(place, processes):
-    start = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        str(processes),
-        "-m",
-    ]
-    subprocess.run([*start, "hamu", "unlearn", "--data", "digits", "--forget_class", "3", "--model",
-                    f"{place}/original/model", "--per_device_train_batch_size", str(64 // processes), "--max_steps", "40",
-                    "--output_dir", f"{place}/{processes}"], check=True, timeout=300, capture_output=True)  # fmt: skip
-    return json.loads((place / f"{processes}/evaluation.json").read_text())
-
-
-def test_two_processes_go_the_way_of_one(place):
-    one, two = (run(place, processes) for processes in (1, 2))
     assert (one["steps_taken"], one["ended_kind"]) == (two["steps_taken"], two["ended_kind"])
     assert len(one["controller"]) == len(two["controller"])
     for alone, shared in zip(one["controller"], two["controller"], strict=True):

@@ -7,9 +7,8 @@ import random
 import pytest
 import torch
 from helpers import combine, flat, pair_at_angle
-from torch import nn
 
-from hamu import HamuQ, HamuU, PairedGradients
+from hamu import HamuQ, HamuU
 
 NEAR = [10.0**-k for k in range(1, 8)]
 SOME = [0.0, 2e-3, 1e-3 * 0.98, 0.5, math.pi / 2, 2.5, math.pi]
@@ -127,19 +126,3 @@ def test_the_promise_holds_near_collinearity_in_double_precision(size):
             for share in (0.3, 0.999):
                 method = HamuQ(share, constraint_mode="relative", stopping="off")
                 check([r], [f], method, None, "tensor", torch.float64)
-
-
-def test_the_promise_holds_for_gradients_of_a_backward_pass():
-    generator = torch.Generator().manual_seed(7)
-    p = nn.Parameter(torch.zeros(50))
-    model = nn.Module()
-    model.p = p
-    r, f = (g.float() for g in pair_at_angle(50, 0.4, generator))
-    pair = PairedGradients(model, HamuQ(0.3, constraint_mode="relative", stopping="off"))
-    with pair.retain():
-        (p * r).sum().backward()
-    with pair.forget():
-        (p * f).sum().backward()
-    pair.combine()
-    assert -p.grad.dot(f) == pytest.approx(0.3, rel=1e-5)
-    assert p.grad.norm() == pytest.approx(1.0, rel=1e-5)

@@ -63,16 +63,6 @@ def test_cagrad_improves_the_worse_objective_as_much_as_its_ball_allows(angle, s
     assert worse == pytest.approx(best, abs=1e-5)
 
 
-@pytest.mark.parametrize(("angle", "projects"), [(0.5, True), (2.5, False)])
-def test_projection_happens_exactly_when_the_gradients_point_the_same_way(angle, projects):
-    g_r, g_f = vectors(angle)
-    assert (g_r.dot(g_f) > 0) == projects
-    assert (abs(combined("gru", g_r, g_f).dot(g_r)) < 1e-12) == projects
-    assert torch.equal(combined("gru", g_r, g_f), -g_f) != projects
-    halves = (g_r - g_f) / 2
-    assert torch.allclose(combined("pcgrad", g_r, g_f), halves, rtol=0, atol=1e-12) != projects
-
-
 @pytest.mark.parametrize("name", ["gru", "pcgrad"])
 def test_the_conflict_is_the_whole_models_not_a_blocks(name):
     gram = gram_at([1.0, 1.0], [1.0, 1.0], [0.9, -0.95])  # one block conflicts, the model does not

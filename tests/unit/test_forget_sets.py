@@ -41,12 +41,6 @@ def test_the_mixing_ratio_draws_exactly_floor_rho_n_from_everything_not_yet_chos
     assert torch.equal(rows.sort().values, train.rows), "forget and retain divide the data"
 
 
-def test_rho_zero_forgets_the_whole_class_and_nothing_else(train):
-    problem = forget_class(train, None, 2, 0.0)
-    assert (problem.forget.labels == 2).all()
-    assert (problem.retain.labels != 2).all()
-
-
 def test_rho_one_draws_from_all_classes_alike(train):
     labels = torch.cat([forget_class(train, None, 0, 1.0, seed=s).forget.labels for s in range(20)])
     share = torch.bincount(labels) / len(labels)

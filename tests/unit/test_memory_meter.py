@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Holder, collect
-
-from hamu import HamuQ, PairedGradients
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from _memory_meter import AllocationMeter, TensorMeter
@@ -74,13 +71,8 @@ def test_a_backward_pass_frees_activations_and_leaves_gradients(new_meter):
             w.grad = None
             del total
     assert levels(meter, "forward") == (SIZE, 3 * SIZE + 4, 3 * SIZE + 4)
-    assert meter.phases["backward"].peak in range(
-        4 * SIZE, 5 * SIZE + 64
-    )  # one or two gradients on their way
-    assert levels(meter, "backward")[2] in (
-        2 * SIZE + 4,
-        2 * SIZE + 8,
-    )  # the gradient; total's own is 4 bytes
+    assert 4 * SIZE <= meter.phases["backward"].peak < 5 * SIZE + 64, "one gradient or two"
+    assert levels(meter, "backward")[2] - 2 * SIZE in (4, 8), "the gradient; total's is 4 bytes"
     assert levels(meter, "cleared")[2] == SIZE
 
 
@@ -92,29 +84,3 @@ def test_only_the_allocation_meter_sees_what_an_operator_takes_for_itself():
             wide.add_(half)  # on a CPU, half is widened first
         peaks.append(meter.phases["all"].peak)
     assert peaks == [SIZE, 0]
-
-
-def measured_step(meter):
-    """One step of the library, its phases measured."""
-    torch.manual_seed(0)
-    with meter:
-        retain, forget = ([torch.randn(n) for n in (7, 3000, 100_000)] for _ in range(2))
-        pair = PairedGradients(
-            Holder(retain), HamuQ(0.5, constraint_mode="relative", stopping="off")
-        )
-        with meter.phase("collect"):
-            collect(pair, "retain", retain)
-            collect(pair, "forget", forget)
-        with meter.phase("combine"):
-            pair.combine()
-    return meter.phases
-
-
-def test_both_agree_on_a_step_of_the_library():
-    measured_step(TensorMeter())  # the first ever leaves a constant of a few bytes behind
-    allocated, tensors = measured_step(AllocationMeter()), measured_step(TensorMeter())
-    assert allocated["collect"] == tensors["collect"]
-    assert allocated["combine"].end == tensors["combine"].end
-    assert (
-        tensors["combine"].peak <= allocated["combine"].peak <= tensors["combine"].peak + (1 << 16)
-    )

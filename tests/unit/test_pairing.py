@@ -70,14 +70,6 @@ def test_shuffled_once_all_epochs_have_the_same_pairs_where_the_sizes_divide():
     assert epoch(pairs, 0) == epoch(PairedDataset(RETAIN, [*FORGET, 104]), 0), "as without once"
 
 
-@pytest.mark.parametrize("shuffle", ["epoch", "once"])
-def test_of_the_orders_of_many_rounds_only_the_latest_are_kept(shuffle):
-    """A forget set of one record has as many rounds as there are retain records."""
-    pairs = PairedDataset(list(range(1000)), [7], shuffle=shuffle)
-    assert epoch(pairs, 0)[1] == [7] * 1000
-    assert sum(len(orders) for orders in pairs._orders.values()) <= 4
-
-
 def test_the_seed_decides():
     assert epoch(PairedDataset(RETAIN, FORGET, seed=1), 0) != epoch(
         PairedDataset(RETAIN, FORGET, seed=2), 0

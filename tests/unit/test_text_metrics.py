@@ -278,21 +278,6 @@ def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):
     assert all(s == s.strip() and "<|" not in s for s in slow)
 
 
-def test_prompts_of_like_length_share_a_batch_and_their_keys_are_cached(
-    model, tokenizer, monkeypatch
-):
-    calls, generate = [], model.generate
-    spy = lambda **inputs: calls.append(inputs) or generate(**inputs)  # noqa: E731
-    monkeypatch.setattr(model, "generate", spy)
-    data = encode(texts([*FORGET.records, *FACTS.records]), tokenizer)
-    generate_answers(model, tokenizer, data, batch_size=2)
-    widths = sorted(len(data.prompt(i)) for i in range(6))
-    assert [tuple(c["input_ids"].shape) for c in calls] == [(2, width) for width in widths[1::2]]
-    masked = [c["attention_mask"].sum().item() for c in calls]
-    assert masked == [sum(widths[i : i + 2]) for i in (0, 2, 4)]
-    assert all(c["use_cache"] and c["max_new_tokens"] == 200 for c in calls)
-
-
 def test_an_answer_ends_where_the_model_can_read_no_more(model, tokenizer, monkeypatch):
     records = texts([TextRecord("Who?" * times, " Ada.", {}) for times in (3, 1, 4, 2, 5, 2)])
     data = encode(records, tokenizer)

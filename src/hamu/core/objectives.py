@@ -77,16 +77,11 @@ def count_predictions(labels: Tensor) -> Tensor | int:
 
 
 class Objective(ABC):
-    """Loss with a name, for methods and the command line.
-
-    Attributes:
-        needs_original: whether it compares with the original model.
-        per_record: whether it sums over records instead of predictions.
-    """
+    """Loss with a name, for methods and the command line."""
 
     name: ClassVar[str]
-    needs_original: ClassVar[bool] = False
-    per_record: ClassVar[bool] = False
+    needs_original: ClassVar[bool] = False  # compares with the original model
+    per_record: ClassVar[bool] = False  # sums over records instead of predictions
 
     @abstractmethod
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:

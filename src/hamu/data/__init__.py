@@ -16,25 +16,7 @@ from hamu.data.pairing import PairCollator, PairedDataset
 from hamu.data.text import TextRecord, TextRecords, read_text
 from hamu.data.tokens import TextCollator, TextData, encode
 
-__all__ = [
-    "ImageData",
-    "PairCollator",
-    "PairedDataset",
-    "TextCollator",
-    "TextData",
-    "TextRecord",
-    "TextRecords",
-    "UnlearningData",
-    "draw_positions",
-    "encode",
-    "forget_class",
-    "forget_data",
-    "forget_rows",
-    "lists_rows",
-    "matching",
-    "parse_rows",
-    "pixel_statistics",
-    "read_images",
-    "read_text",
-    "subset",
-]
+__all__ = ["ImageData", "PairCollator", "PairedDataset", "TextCollator", "TextData", "TextRecord"]
+__all__ += ["TextRecords", "UnlearningData", "draw_positions", "encode", "forget_class"]
+__all__ += ["forget_data", "forget_rows", "lists_rows", "matching", "parse_rows"]
+__all__ += ["pixel_statistics", "read_images", "read_text", "subset"]

@@ -8,6 +8,7 @@ not on the batch size, the number of processes, or a resume.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,6 @@ from hamu.errors import HamuError
 Shuffle = Literal["epoch", "once"]
 WEIGHT = "weight"  # of a batch of pairs, 1 if it is not there
 POSITIONS = "positions"  # of a batch's forget records in their data set, where limits need them
-_KEPT = 2  # orders of a side: a batch may reach from one round into the next
 
 
 class PairedDataset(Dataset[dict[str, Any]]):
@@ -58,7 +58,6 @@ class PairedDataset(Dataset[dict[str, Any]]):
         self._sides = tuple(sides)
         self._seed = seed
         self._shuffle = shuffle
-        self._orders: dict[str, dict[tuple[int, int], Tensor]] = {side: {} for side in self._data}
         self._epoch = 0
         self._with_positions = with_positions
         self.focus: list[tuple[int, list[int]]] = []
@@ -98,29 +97,21 @@ class PairedDataset(Dataset[dict[str, Any]]):
         return batch
 
     def _position(self, side: str, index: int) -> int:
-        place = self._epoch * len(self) + index
+        place, focus = self._epoch * len(self) + index, list[int]()
         if side == "forget":
-            for start, focus in reversed(self.focus):
-                if place >= start:
-                    if focus:
-                        turn, place = divmod(place, len(focus))
-                        return focus[int(self._order("forget", turn, len(focus))[place])]
-                    break
-        length = self._lengths[side]
+            focus = next((of for start, of in reversed(self.focus) if place >= start), focus)
+        length = len(focus) or self._lengths[side]
         turn, place = divmod(place, length)
-        if self._shuffle == "once":
+        if self._shuffle == "once" and not focus:
             turn %= -(-len(self) // length)  # the rounds that begin in the first epoch
-        return int(self._order(side, turn, length)[place])
+        seed = (self._seed * 1_000_003 + turn) * 2 + SIDES.index(side)
+        found = int(_order(seed, length)[place])
+        return focus[found] if focus else found
 
-    def _order(self, side: str, turn: int, length: int) -> Tensor:
-        orders, key = self._orders[side], (turn, length)
-        if key not in orders:
-            if len(orders) == _KEPT:
-                del orders[next(iter(orders))]
-            seed = (self._seed * 1_000_003 + turn) * 2 + SIDES.index(side)
-            generator = torch.Generator().manual_seed(seed)
-            orders[key] = torch.randperm(length, generator=generator)
-        return orders[key]
+
+@lru_cache(maxsize=8)  # of two sides; a batch may reach from one round into the next
+def _order(seed: int, length: int) -> Tensor:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
 
 
 class PairCollator:

@@ -10,13 +10,5 @@ from hamu.models.classifiers import (
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.models.storage import first_not_finite
 
-__all__ = [
-    "SmallResNet",
-    "SmallResNetConfig",
-    "check_fits",
-    "class_names",
-    "first_not_finite",
-    "load_classifier",
-    "load_image_processor",
-    "new_classifier",
-]
+__all__ = ["SmallResNet", "SmallResNetConfig", "check_fits", "class_names", "first_not_finite"]
+__all__ += ["load_classifier", "load_image_processor", "new_classifier"]

@@ -256,9 +256,7 @@ def _promise(run: Run, side: str) -> list[Chart]:
     return [Chart("promise", f"Promise and reality: the {name}", figure, facts)] * bool(len(known))
 
 
-def _logged(
-    run: Run, column: str, name: str, color: str, line: Mapping[str, str] | None = None
-) -> go.Scatter:
+def _logged(run: Run, column: str, name: str, color: str, line: Any = None) -> go.Scatter:
     return _series(name, (run.steps["step"], run.steps[column]), color, line=line or {})
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -20,7 +18,7 @@ from hamu import files
 from hamu.core.methods import method_classes
 from hamu.core.objectives import CrossEntropy
 from hamu.errors import HamuError
-from hamu.evaluation.gains import Gains, gains_at, gains_of, is_near, trajectory_of
+from hamu.evaluation.gains import Gains, gains_of, trajectory_of
 from hamu.evaluation.membership import auc_of
 from hamu.report.observations import Observations
 from hamu.unlearning.record.inputs import read_inputs
@@ -116,23 +114,11 @@ class Run:
 
     @property
     def earlier_state(self) -> str:
-        """State of the model saved, in words; "" if it is that of the last evaluation.
-
-        Its step is that of the evaluation with the very same losses: no file names it.
-        """
-        if self.evaluation is None or not self.entries:
-            return ""
-        saved, last = [self.after[side]["loss"] for side in SIDES], self.entries[-1]
-        losses = ((e["step"], [e.get(f"eval_{s}_loss") for s in SIDES]) for e in self.entries)
-        same = [step for step, found in losses if step and found == saved]
-        # a best model may be evaluated again, with the number of the last step
-        step = same[0 if self.settings.get("load_best_model_at_end") else -1] if same else None
-        if step is not None:
-            is_last = step == last["step"]
-            return "" if is_last else f"that of step {step:,}, not that of the last evaluation"
-        if is_near(gains_of(self.evaluation), gains_at(last)) or not np.isfinite(saved).all():
-            return ""
-        return "not that of the last evaluation; of which step it is has not been recorded"
+        """State of the model saved, in words, if the run went back; else ""."""
+        found = self.evaluation or {}
+        taken = found.get("steps_taken", 0)
+        kept = found.get("steps_in_model", taken)
+        return "" if kept == taken else f"that after {kept:,} of {taken:,} steps, not the last one"
 
     def records(self, name: str) -> tuple[int | None, int | None]:
         """Records of a set behind the evaluations' figures, and all of it; None if unknown."""
@@ -266,50 +252,40 @@ def _json(path: Path, notes: list[str], shape: str | None = None) -> dict[str, A
     return None
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
+def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Whole lines of a log; a note counts the others."""
     if not path.is_file():
         notes.append(f"{path.name} is missing")
-        return
-    unread = 0
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for text in file:
-            try:
-                found = json.loads(text)
-            except ValueError:
-                found = None
-            if isinstance(found, dict) and isinstance(found.get("step"), int):
-                yield found
-            else:
-                unread += 1
+        return []
+    found, unread = [], 0
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+            found.append(line | {"step": int(line["step"])})
+        except (ValueError, TypeError, KeyError):
+            unread += 1
     if unread:
         are = "1 line is" if unread == 1 else f"{unread:,} lines are"
         notes.append(f"of {path.name}, {are} damaged and skipped")
+    return found
 
 
 def _steps(path: Path, notes: list[str]) -> dict[str, np.ndarray]:
-    """The log by columns, read line by line: a long one fits in little memory."""
-    read = array("d")
-    for found in _lines(path, notes):
-        read.extend(_number(found.get(name)) for name in _STEP_COLUMNS)
-    table = np.array(read).reshape(-1, len(_STEP_COLUMNS)).T
-    kept = dict(zip(_STEP_COLUMNS, table, strict=True))
+    """The log by columns, without those that have no finite value."""
+    lines = _lines(path, notes)
+    columns = {name: [one.get(name) for one in lines] for name in _STEP_COLUMNS}
+    kept = {name: np.array(values, dtype=float) for name, values in columns.items()}
     return {name: one for name, one in kept.items() if np.isfinite(one).any()}
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
 def _layers(path: Path, notes: list[str]) -> Layers | None:
-    first, *rest = [*_lines(path, notes)] or [{}]
+    first, *rest = _lines(path, notes) or [{}]
     blocks = first.get("blocks")
     if not blocks or not rest:
         return None
-    none = [math.nan] * len(blocks)  # of a step that was not taken
+    none = [None] * len(blocks)  # of a step that was not taken
     cos, change = (
-        np.array([[*map(_number, one.get(name) or none)] for one in rest])
-        for name in ("cos", "change")
+        np.array([one.get(name) or none for one in rest], dtype=float) for name in ("cos", "change")
     )
     return Layers(blocks, np.array([one["step"] for one in rest]), cos, change)
 

@@ -85,11 +85,7 @@ def broadcast(tensors: Sequence[Tensor]) -> None:
 
 
 def check_equal(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-    """Compare tensors over all processes by digests of their bits.
-
-    Raises:
-        HamuError: on every process, naming the first tensor that differs.
-    """
+    """Compare tensors over all processes by digests of their bits; an error names the first."""
     if not _are_several():
         return
     digests = torch.stack([_digest(t).to(tensors[0].device) for t in tensors])

@@ -19,7 +19,8 @@ Over d numbers and W processes each sends (1 - 2/W)·d + d/W + (1 - 1/W)·d = 2(
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,15 +46,8 @@ def drained(grads: Grads) -> Iterator[Tensor | None]:
 class Layout:
     """Local part of both gradients, and its relation to the whole; here they are the same.
 
-    Args:
-        parameters: the trainable parameters, the same on all processes.
-        block_of: the block of each.
-
-    Attributes:
-        sides: sides whose gradient this process collects.
-        parts: a tensor like each part that this process measures and combines.
-        block_of: the block of each part.
-        is_whole: whether the parts are everything.
+    `sides` are collected here, `parts` are tensors like the parts that this process measures and
+    combines, in the blocks `block_of`; they are everything if `is_whole`.
     """
 
     sides: tuple[str, ...] = SIDES
@@ -114,14 +108,11 @@ def side_of_process(rank: int, count: int) -> str:
     return SIDES[rank // (count // 2)]
 
 
-@dataclass(frozen=True)
-class _Bucket:
-    """Parameters exchanged together, as one flat tensor.
+class _Bucket(NamedTuple):
+    """Parameters exchanged together, as one flat tensor of a size that the processes divide.
 
-    Attributes:
-        members: (number of the parameter, its start, its end) in the flat tensor.
-        size: of the flat tensor, a multiple of the number of processes.
-        own: (number of the parameter, start, end) of the pieces in this process's part, within it.
+    `members` are (number of the parameter, start, end) in the flat tensor, `own` are likewise the
+    pieces in this process's part, within it.
     """
 
     members: list[tuple[int, int, int]]
@@ -130,14 +121,7 @@ class _Bucket:
 
 
 class SplitPairing(Layout):
-    """Split pairing; see above, and `Layout` for the arguments.
-
-    Attributes:
-        half: the number of processes of a half.
-
-    Raises:
-        HamuError: if the number of processes is not even.
-    """
+    """Split pairing, see above; `half` is the number of processes of a half."""
 
     is_whole = False
 
@@ -164,30 +148,27 @@ class SplitPairing(Layout):
 
     def _bucketed(self) -> list[_Bucket]:
         """Parameters in order, with like precision together, up to `BUCKET` elements each."""
-        buckets: list[_Bucket] = []
-        members: list[tuple[int, int, int]] = []
-        end = 0
+        groups: list[list[tuple[int, int, int]]] = []
+        end, dtype = 0, None
         for number, parameter in enumerate(self._parameters):
-            other = bool(members) and self._parameters[members[0][0]].dtype != parameter.dtype
-            if members and (other or end + parameter.numel() > BUCKET):
-                buckets.append(self._bucket(members, end))
-                members, end = [], 0
-            members.append((number, end, end + parameter.numel()))
+            if parameter.dtype != dtype or end + parameter.numel() > BUCKET:
+                groups.append([])
+                end, dtype = 0, parameter.dtype
+            groups[-1].append((number, end, end + parameter.numel()))
             end += parameter.numel()
-        return [*buckets, self._bucket(members, end)]
+        return [self._bucket(members) for members in groups]
 
-    def _bucket(self, members: list[tuple[int, int, int]], end: int) -> _Bucket:
-        size = -(-end // self._world) * self._world
-        part = size // self._world
+    def _bucket(self, members: list[tuple[int, int, int]]) -> _Bucket:
+        part = -(-members[-1][2] // self._world)
         # the retain side keeps the first half of a shard; the last member gets the padding
         start = (2 * self._place + (not self._is_retain)) * part
-        filled = [*members[:-1], (*members[-1][:2], size)]
+        filled = [*members[:-1], (*members[-1][:2], part * self._world)]
         own = [
             (number, max(a, start) - start, min(b, start + part) - start)
             for number, a, b in filled
             if a < start + part and b > start
         ]
-        return _Bucket(members, size, own)
+        return _Bucket(members, part * self._world, own)
 
     def take(self, grads: Mapping[str, Grads]) -> tuple[Grads, Grads]:
         """Steps 1 and 2, a bucket at a time; each gradient is freed once it is on its way."""

@@ -24,11 +24,7 @@ def shard(model: nn.Module, device_type: str) -> None:
     """Shard a model's parameters over all processes, in place.
 
     A forward pass gathers one transformer block at a time, so a process holds its shard and one
-    block. Blocks move to the device one at a time, when they are sharded.
-
-    Args:
-        model: the whole model, the same on all processes.
-        device_type: of the devices that it will be on: "cuda" or "cpu".
+    block. Blocks move to the device ("cuda" or "cpu") one at a time, when they are sharded.
     """
     mesh = init_device_mesh(device_type, (world_size(),))
     units = {name for m in model.modules() for name in getattr(m, "_no_split_modules", None) or ()}
@@ -92,12 +88,7 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 @contextmanager
 def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Swap values into a sharded model, between a backward and the next forward pass.
-
-    Args:
-        model: the model.
-        values: by name of the parameter or buffer, sharded alike.
-    """
+    """Swap values by name, sharded alike, into a model between a backward and a forward pass."""
     _give_back(model)  # until then a name may stand for a gathered copy
     named = dict(model.named_parameters(remove_duplicate=False)) | dict(
         model.named_buffers(remove_duplicate=False)
@@ -128,15 +119,7 @@ def _give_back(model: nn.Module) -> None:
 
 
 class Sharded(Layout):
-    """Layout of sharded parameters; processes exchange 3·L numbers only.
-
-    Args:
-        parameters: DTensors, all sharded over the same processes.
-        block_of: the block of each.
-
-    Raises:
-        HamuError: if only some of them are sharded, or not all over the same processes.
-    """
+    """Layout of DTensors sharded over the same processes, which exchange 3·L numbers only."""
 
     is_whole = False
 

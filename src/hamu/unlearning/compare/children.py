@@ -39,19 +39,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a call.
-
-    Attributes:
-        name: of the call.
-        seconds: wall time, with the start of its process.
-        reason: why it failed, in one line; "" if it did not.
-        interrupted: whether its exit code shows that a signal has ended it.
-    """
+    """End of a call: its wall time, and in one line why it failed, "" if it did not."""
 
     name: str
     seconds: float
     reason: str
-    interrupted: bool
+    interrupted: bool  # by a signal, as its exit code shows
 
 
 class Children:
@@ -76,11 +69,7 @@ class Children:
         self._asked, self.asked_by = 0, 0
 
     def ask_to_end(self, number: int) -> None:
-        """Make no more calls. Runs save and end; asked again, they are killed.
-
-        Args:
-            number: of the signal that asks.
-        """
+        """Make no more calls, as a signal asks. Runs save and end; asked again, they are killed."""
         self._asked += 1
         self.asked_by = self.asked_by or number
 

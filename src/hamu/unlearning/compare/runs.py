@@ -102,9 +102,6 @@ class Plan:
 class Runs:
     """The runs, and what has come out of them so far.
 
-    Class attributes:
-        remedy: what to do about a run that is not the one planned in its place.
-
     Args:
         folder: of the comparison.
         plans: of all runs.
@@ -117,6 +114,7 @@ class Runs:
         HamuError: if something else is in the place of a run.
     """
 
+    # what to do about a run that is not the one planned in its place
     remedy = "choose another --output_dir, or give --overwrite to replace such runs"
 
     def __init__(
@@ -158,13 +156,9 @@ class Runs:
             if not ended.reason and self._place(name).has(RECORD):
                 self._rows[name] = self._finished(name)
             elif not children.asked_by:
-                self._rows[name] = failed_row(
-                    name,
-                    self._plans[name].columns,
-                    ended.reason or "it left no record",
-                    self._seconds[name],
-                    interrupted=ended.interrupted,
-                )
+                columns, reason = self._plans[name].columns, ended.reason or "it left no record"
+                took, was = self._seconds[name], ended.interrupted
+                self._rows[name] = failed_row(name, columns, reason, took, interrupted=was)
             self._save()
             if name in self._rows:
                 yield self._rows[name]

@@ -118,8 +118,8 @@ def _finding(
         wrong = "; ".join(_differences(recorded, found, tolerance))
     except Unavailable as error:
         return Finding(statement, None, str(error))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        wrong = first_line(error) if isinstance(error, HamuError) else f"it is damaged: {error!r}"
+    except HamuError as error:
+        wrong = str(error)
     return Finding(statement, not wrong, wrong)
 
 
@@ -129,6 +129,7 @@ def _of_folder(run: Path, record: Mapping[str, Any], sources: NamedSources) -> _
     models = {"original model": record["models"]["before"]}
     models["retain model"] = record["models"]["retain_model"]
     own = {"method": record["method"], "seed": record["seed"]}
+    evaluation = run / files.EVALUATION
     said = hashlib.sha256(markdown(record).encode()).hexdigest()
     yield "record.md says what record.json says", said, partial(_readable, run, record)
     for name, recorded in record["files"].items():
@@ -139,26 +140,30 @@ def _of_folder(run: Path, record: Mapping[str, Any], sources: NamedSources) -> _
     )
     yield (
         *("record.json and inputs.json name the same data and models", sets | models),
-        lambda: without_order(read_inputs(_there(run, files.INPUTS))),
+        partial(_read, run, files.INPUTS, lambda: without_order(read_inputs(run))),
     )
     yield (
         *("record.json and evaluation.json say the same", record),
-        lambda: measured_in(files.parse_json(_there(run, files.EVALUATION) / files.EVALUATION)),
+        partial(_read, run, files.EVALUATION, lambda: measured_in(files.parse_json(evaluation))),
     )
-    steps = record["steps"]
-    yield "steps.jsonl has the steps recorded", steps, partial(_steps, run, steps["ended_at"])
+    steps = partial(_steps, run, record["steps"]["ended_at"])
+    find = partial(_read, run, files.STEPS, steps)
+    yield "steps.jsonl has the steps recorded", record["steps"], find
     if record["hardness"] is not None:
         yield (
             *("steps.jsonl has the hardness recorded", record["hardness"]),
-            lambda: first_hardness(_there(run, files.STEPS)),
+            partial(_read, run, files.STEPS, lambda: first_hardness(run)),
         )
 
 
-def _there(run: Path, name: str) -> Path:
-    """The folder of a run that has this file."""
+def _read(run: Path, name: str, read: Callable[[], Any]) -> Any:
+    """Read a file of the run, which may have been changed into something else."""
     if not (run / name).is_file():
         raise Unavailable(f"{name} is missing")
-    return run
+    try:
+        return read()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HamuError(f"{name} cannot be understood: {error}") from error
 
 
 def _digest(path: Path) -> str | None:
@@ -174,7 +179,7 @@ def _readable(run: Path, record: Mapping[str, Any]) -> str | None:
 
 def _steps(run: Path, last: int) -> dict[str, int]:
     """Lines of the log, and the steps taken if each was logged."""
-    found = logged_steps(_there(run, files.STEPS))
+    found = logged_steps(run)
     return found | ({"taken": found["logged_taken"]} if found["logged"] == last else {})
 
 
