@@ -44,8 +44,6 @@ def test_training_and_unlearning_refuse(settings, message):
     [
         ({"method": "magic"}, "method 'magic' is unknown; choose one of hamu-q"),
         ({"constraint": 0.0}, "constraint 0.0 must be a positive number"),
-        ({"constraint": 1.5, "constraint_mode": "relative"}, "a relative constraint is a share"),
-        ({"stopping": "later"}, "stopping criterion 'later' is unknown; choose aggregate, any,"),
         ({"shuffle": "never"}, "shuffle 'never' is unknown; choose epoch or once"),
         ({"blocks": "layer"}, "blocks 'layer' is unknown; choose tensor, module or model"),
         ({"radius": "large"}, "radius 'large' is neither \"gradient\" nor a number"),
@@ -70,14 +68,12 @@ def test_training_and_unlearning_refuse(settings, message):
         (SHARD, "--shard cuts a model and both gradients over several processes; start them with"),
         ({"max_retain_increase": 0.1}, "max_retain_increase has no effect without --auto"),
         (GOAL | {"max_retain_increase": -1.0}, "max_retain_increase -1.0 must be 0 or more"),
-        (GOAL | {"max_retain_increase": math.inf}, "max_retain_increase inf must be 0 or more"),
         (GOAL | {"goal": "gone"}, "goal 'gone' is unknown; choose one of unseen, retrained"),
         (GOAL | {"goal": "erased"}, "target_forget_loss is of the goal loss, not erased; leave"),
         (
             GOAL | {"goal": "loss", "target_forget_loss": None},
             "the goal loss needs --target_forget",
         ),
-        (GOAL | {"target_share": 0.0}, "target_share 0.0 must be a share in (0, 1]"),
         (GOAL | {"target_share": 1.5}, "target_share 1.5 must be a share in (0, 1]"),
         (GOAL | {"load_best_model_at_end": True}, "load_best_model_at_end True does not go with"),
         (GOAL | {"freeze_batchnorm": False}, "freeze_batchnorm False does not go with --auto"),

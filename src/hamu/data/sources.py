@@ -32,11 +32,7 @@ def located(source: str, data_dir: str | Path | None, bundled: str) -> str:
 
 
 def files_of(source: str | Path, split: str, suffixes: Sequence[str]) -> list[Path]:
-    """List the files of a local data set: itself, or in a folder those of a split, if any.
-
-    Raises:
-        HamuError: if it is not there, or a file with another suffix.
-    """
+    """List the files of a local data set: itself, or in a folder those of a split, if any."""
     path = Path(source)
     if path.is_dir():
         return files_of_split(path, split, suffixes)
@@ -77,10 +73,9 @@ def load_from_hub(source: str, split: str) -> Any:
 
 
 def files_of_split(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
-    """List the file of a split in a folder, or its parquet parts; an empty list without either.
+    """List the file of a split in a folder, or all its parquet parts; an empty list without either.
 
-    Parts are named as on the hub, train-00000-of-00002.parquet, in the folder or in "data" below;
-    it is an error if some are missing.
+    Parts are named as on the hub, train-00000-of-00002.parquet, in the folder or in "data" below.
     """
     whole = [path for suffix in suffixes if (path := folder / f"{split}{suffix}").is_file()]
     name = f"{split}-?????-of-?????*.parquet"

@@ -126,10 +126,9 @@ def _prompts_and_answers(
 ) -> list[tuple[list[int], list[int]]]:
     """Tokenize each prompt, with the tokens that start a text, and its answer, without an end.
 
-    The two are one text, as a model reads them: a tokenizer that puts a space before a text puts
-    none before the answer. Spaces at the end of a prompt go with the answer, for most tokenizers
-    join them with the next word. A prompt's tokens are always its own, so that a generation begins
-    as the training did; where a token would stand across the border, the answer stands alone.
+    The two are one text, as a model reads them. Spaces at the end of a prompt go with the answer,
+    for most tokenizers join them with the next word. A prompt's tokens are always its own, so that
+    a generation begins as the training did; the answer stands alone where one would be shared.
     """
 
     def ids(pieces: list[str]) -> list[list[int]]:
@@ -199,8 +198,7 @@ def _as_text(
 class TextCollator:
     """Pads a list of items at their right end: input_ids, attention_mask and labels, [B, T] each.
 
-    The padding of input_ids is masked and has the label -100. By default it is token 0, which any
-    model has; a tokenizer's own may have no embedding, or be None.
+    Padding is masked and has the label -100. By default it is token 0, which any model has.
     """
 
     def __init__(self, pad_token_id: int | None = 0) -> None:

@@ -108,18 +108,11 @@ class AttackSettings:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of one attack on one model.
+    """Figures of one attack on one model."""
 
-    Attributes:
-        at: strengths of the attack, ascending but for bits: steps of fine-tuning; 0 (as saved), 8
-            and 4 bits; words given; samples drawn.
-        figures: by name, for each strength a value for each seed.
-        retain_accuracy: on the retain set after the last step of fine-tuning, for each seed.
-    """
-
-    at: tuple[int, ...]
-    figures: Mapping[str, tuple[tuple[float, ...], ...]]
-    retain_accuracy: tuple[float, ...] = ()
+    at: tuple[int, ...]  # strengths: steps, words, samples; 0 (as saved), 8 and 4 bits
+    figures: Mapping[str, tuple[tuple[float, ...], ...]]  # by name; of each strength and seed
+    retain_accuracy: tuple[float, ...] = ()  # after the last step of fine-tuning, by seed
 
     def mean(self, name: str, at: int) -> float:
         """The mean over seeds of a figure at a strength."""

@@ -1,8 +1,7 @@
 """Membership inference: attacks that tell the forget set from data that was never trained on.
 
-Each attack scores a record, higher for one that looks like a member. Its AUC is the probability
-that a forget record scores above another one, ties counted half. 0.5 is ideal; above it the forget
-set still looks trained on, below it it looks forgotten more than unseen data ever would.
+Each attack scores a record, higher for one that looks like a member. An AUC of 0.5 is ideal; above
+it the forget set still looks trained on, below it forgotten more than unseen data ever would.
 """
 
 from __future__ import annotations

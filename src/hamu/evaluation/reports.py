@@ -249,10 +249,7 @@ def build_metrics() -> dict[str, Metric]:
 def further_figures(
     predictions: BySet, reference: BySet | None
 ) -> dict[str, dict[str, float | None]]:
-    """Figures of these metrics, as `metrics` of a report; empty if there are none.
-
-    A metric that fails gives None and a warning, so that a run keeps its other figures.
-    """
+    """Figures of these metrics, as `metrics` of a report; None and a warning for one that fails."""
     try:
         metrics = build_metrics()
     except HamuError as error:  # a run refuses it at its start; reading a finished one may not

@@ -63,22 +63,14 @@ class Controller(TrainerCallback):
         goal: what forgotten means, and for how many records.
         budget: how far the retain loss may rise, in nats.
         every: steps between two measurements.
-
-    Attributes:
-        history: what was measured, an entry each.
-        ended: True if the run is over.
-        reached: True if the best state has reached the goal, ahead too if the run looks ahead.
-        rate: learning rate after the first steps.
-        rate_of_step: of the step at hand.
-        start_loss: the retain loss that the budget counts from.
     """
 
     def __init__(self, work: GoalRun, goal: Goal, budget: float, every: int) -> None:
         self._work, self._goal, self.budget, self.every = work, goal, budget, every
-        self.history: list[dict[str, Any]] = []
-        self.ended = self.reached = self._settled = False
+        self.history: list[dict[str, Any]] = []  # an entry for each measurement
+        self.ended = self.reached = self._settled = False  # reached: ahead too, if it looks ahead
         self.rate = self.rate_of_step = self._first_rate = 0.0
-        self.start_loss = math.nan
+        self.start_loss = math.nan  # the budget counts from it
         self._best_count, self._best_cost, self._records = -1, math.inf, 0
         self._least_missing = self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = 0

@@ -119,15 +119,10 @@ class Standing:
 
 @dataclass(frozen=True)
 class Reference:
-    """Losses that a goal compares with.
+    """Losses that a goal compares with."""
 
-    Attributes:
-        losses: of m records, [m] float64.
-        labels: the class of each image, [m]; None for texts.
-    """
-
-    losses: Tensor
-    labels: Tensor | None = None
+    losses: Tensor  # of m records, [m] float64
+    labels: Tensor | None = None  # the class of each image, [m]; None for texts
 
     @classmethod
     def of(cls, predictions: AnyPredictions) -> Reference:
@@ -233,11 +228,7 @@ def _moved(loss: Tensor, by: float) -> Tensor:
 
 
 def check_goal_settings(goal: str | None, loss: float | None, share: float) -> None:
-    """Check --goal, --target_forget_loss and --target_share.
-
-    Raises:
-        HamuError: if one is out of range, or they contradict each other.
-    """
+    """Check --goal, --target_forget_loss and --target_share."""
     if goal is not None and goal not in get_args(Kind):
         raise unknown("goal", goal, get_args(Kind))
     if goal not in (None, "loss") and loss is not None:
@@ -260,16 +251,8 @@ def choose_goal(
 ) -> Goal | None:
     """Choose the goal of a run or an evaluation: the one named, or what follows from the data.
 
-    Args:
-        sets: records by the names "retain", "forget" and, if there are unseen ones, "test".
-        kind, loss, share: --goal, --target_forget_loss and --target_share.
-        has_retain_model: a retain model is named.
-
-    Returns:
-        The goal; None if none is named and nothing tells what forgotten means.
-
-    Raises:
-        HamuError: if the goal that is named lacks what it compares with.
+    None if none is named and nothing tells what forgotten means; refuses a goal that lacks what it
+    compares with.
     """
     has_test = sets.get("test") is not None
     if kind is None and loss is not None:

@@ -148,8 +148,7 @@ class RunFolder:
     def _stale(self) -> list[Path]:
         """Files to remove: of an earlier run, or of an interrupted write of this one.
 
-        Raises:
-            HamuError: if there are others, which must stay.
+        Refuses a folder with others, which must stay.
         """
         found = [path for path in self._files() if path.name != MARK]
         left = [path for path in found if path.name.startswith(_LEFT)]
@@ -190,11 +189,7 @@ class RunFolder:
             (self.prepare() / name).unlink(missing_ok=True)
 
     def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> int:
-        """Leave of a log only the whole lines that belong to a run that is resumed; count them.
-
-        Raises:
-            HamuError: if there is a line that no run has written.
-        """
+        """Leave of a log only the whole lines that belong to a run that is resumed; count them."""
         file = self.path / name
         if not is_main() or not file.is_file():
             return 0

@@ -356,7 +356,7 @@ class TextTask(Task):
         self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any
     ) -> dict[str, Any]:
         texts = {
-            name: scored_texts(self.evaluated(data, name), self.data.loss_on)
+            name: scored_texts(self.some_records(data, self.limit(name)), self.data.loss_on)
             for name, data in problem.sets().items()
         }
         report = text_report(predictions, texts=texts)
@@ -364,10 +364,6 @@ class TextTask(Task):
             report["retain_model"] = text_report(reference, texts=texts)
             report["privleak"] = privleak_of(report)
         return report | further_figures(predictions, reference)
-
-    def evaluated(self, data: TextData | TextRecords, name: str = "retain") -> TextRecords:
-        """The records of a set that an evaluation looks at, in its order."""
-        return self.some_records(data, self.limit(name))
 
     def some_records(self, data: TextData | TextRecords, most: int | None) -> TextRecords:
         """At most this many records of a set, drawn at random; see `draw_positions`."""
