@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -203,6 +204,7 @@ def present(memory: str = "cpu") -> Iterator[torch.device]:
     With memory="meta" tensors of any size cost nothing and have no values, which cannot be read.
     """
     global _is_present, _memory
+    _register()
     _memory = torch.device(memory)
     before = torch.__future__.get_swap_module_params_on_conversion()
     _is_present = True
@@ -232,9 +234,16 @@ class _Hooks(backend_registration._DummyPrivateUse1Hook):
         return _is_present
 
 
-backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks())
-_all = torch.library.Library("_", "IMPL")
-_all.fallback(_run, "PrivateUse1")
-_own = torch.library.Library("aten", "IMPL")
-_own.impl("copy_", lambda *args: _run(aten.copy_.default, *args), "PrivateUse1")  # of torch.tensor
-_all.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+@cache
+def _register() -> tuple[torch.library.Library, ...]:
+    """Make the device known to PyTorch, for good; its kernels live as long as what this returns.
+
+    Before the first backward pass of a process, which starts the threads of all devices that it knows; after it the
+    process cannot be forked to take gradients.
+    """
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hooks())
+    every, own = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    every.fallback(_run, "PrivateUse1")
+    every.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    own.impl("copy_", lambda *args: _run(aten.copy_.default, *args), "PrivateUse1")  # torch.tensor
+    return every, own

@@ -4,7 +4,8 @@ Floor: two backward passes and the optimizer's step, no clipping, no combine. Ou
 apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one
 process on one model, and the ratio is the median over pairs; the model is made anew every so often, because where
 its tensors happen to lie in memory moves the ratio as much as the step does. Host synchronisations are counted in one
-step.
+step, page faults over all steps. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another
+`MALLOC_` variable in the environment prevents that).
 
     python benchmarks/step_cost.py [--quick]
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import HamuQ, PairedGradients
+from hamu.cli import keep_freed_memory
 from hamu.models import SmallResNet, SmallResNetConfig
 
 Loss = Callable[[], Tensor]
@@ -125,6 +128,7 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
     quick = parser.parse_args().quick
+    keep_freed_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)
     figures: dict[str, float] = {}
@@ -136,10 +140,16 @@ def main() -> None:
     reads = 0
     for name, (build, pairs) in cases.items():
         found: list[float] = []
+        faults = taken = 0
         for _ in range(_ROUNDS):
             floor, paired = steps(*build())
+            floor(), paired()  # what stays is allocated once
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             found += ratios(floor, paired, max(2, pairs // (10 if quick else 1) // _ROUNDS))
+            faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+            taken += 2 * max(2, pairs // (10 if quick else 1) // _ROUNDS)
         figures[name] = round(statistics.median(found), 4)
+        figures[f"{name}_page_faults"] = round(faults / taken)
         with counted_reads() as of_floor:
             floor()
         with counted_reads() as of_paired:

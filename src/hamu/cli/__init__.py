@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import os
@@ -30,6 +31,7 @@ COMMANDS = {
     "verify": "check the record of a run against its files, its model and its data",
     "methods": "list the methods",
 }
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _PARALLEL = ("train", "unlearn")  # the commands that several processes may share
 _USAGE = "usage: hamu COMMAND [--help] [--debug] [options]\n\ncommands:\n" + "\n".join(
     f"  {name:10} {text}" for name, text in COMMANDS.items()
@@ -115,6 +117,7 @@ def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
         raise unknown("command", command, COMMANDS)
     if command == "methods":
         return _methods(argv)
+    keep_freed_memory()
     _quiet()
     from hamu.core.distributed import is_main, world_size
     from hamu.unlearning.jobs.progress import handling
@@ -162,6 +165,20 @@ def _methods(argv: list[str]) -> int:
         "The retain objective is lowered, the forget objective raised. Choose one with --method."
     )
     return 0
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what a pass frees for the next one, unless the environment sets it otherwise.
+
+    By default it returns large pieces to the kernel after every pass and faults them in again, page
+    by page. Done for processes of the command line alone: it holds for all of a process.
+    """
+    if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_MMAP_THRESHOLD, 1 << 25)  # the most that glibc accepts
 
 
 def _quiet() -> None:
