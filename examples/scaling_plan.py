@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hamu.core.combine import combine_all, widened_at_once
+from hamu.core.combine import combine_all
 from hamu.core.distributed.layout import BUCKET
 from hamu.core.gram_meter import GramMeter, bucket_bytes
 from hamu.models.language import AdapterSettings, with_adapter
@@ -146,7 +146,7 @@ class Work:
 
 
 def work_of(sizes: tuple[int, ...], itemsize: int, whole: bool) -> Work:
-    """What it takes to measure and combine two gradients of these sizes, decision included."""
+    """Launches and bytes to measure and combine two gradients of these sizes, decision included."""
     found = measured_and_combined(sizes, itemsize, whole)
     return Work(found.launches + method_launches(), found.moved)
 
@@ -217,8 +217,6 @@ class Plan:
         """Bytes that are taken for a while: by the Gram and the combine, and by what is exchanged or gathered."""
         size, largest = self.training.trained, max(self.trained)
         own = bucket_bytes(GPU)
-        if size == 2:
-            own += 4 * min(widened_at_once(GPU, GPU), largest)
         if self.layout == "sequential":
             return own + self.gradient  # DistributedDataParallel's buckets
         if self.layout == "split":

@@ -76,11 +76,11 @@ class GramMeter:
             blocks.index_add_(0, pack.blocks, pack.grams(retain, forget).to(self.device))
         for device, numbers in self._large.items():
             sides = [(retain[n], forget[n]) for n in numbers]
+            buffer = self._scratch[device].view(torch.float64).view(2, -1)
             if device.type == "cpu":
-                buffer = self._scratch[device].view(torch.float64).view(2, -1)
                 grams = torch.stack([_gram_of_large(buffer, r, f, exact) for r, f in sides])
             else:
-                grams = _grams_on_device(device, sides, exact)
+                grams = _grams_on_device(buffer, sides, exact)
             blocks.index_add_(0, self._large_blocks[device], grams.to(self.device))
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
@@ -171,13 +171,16 @@ def _gram_of_large(
 
 
 def _grams_on_device(
-    device: torch.device, sides: list[tuple[Tensor | None, Tensor | None]], exact: bool
+    buffer: Tensor, sides: list[tuple[Tensor | None, Tensor | None]], exact: bool
 ) -> Tensor:
     """Gram matrix of each tensor, [n, 2, 2] float64, in few reductions over all of its elements."""
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    sums = []
-    for retain, forget in sides:
-        r, f = (None if g is None else g.to(device) for g in (retain, forget))
+    device, zero = buffer.device, buffer.new_zeros(())
+    sums: list[Tensor] = []
+    for r, f in sides:
+        if any(g is not None and g.device != device for g in (r, f)):  # offloaded: in pieces
+            gram = _gram_of_large(buffer, r, f, exact)
+            sums += [gram[0, 0], gram[0, 1], gram[1, 1]]
+            continue
         for x, y in ((r, r), (r, f), (f, f)):
             sums.append(zero if x is None or y is None else _sum_of_products(x, y, exact))
     retain_sq, dot, forget_sq = torch.stack(sums).double().view(-1, 3).unbind(1)
@@ -241,9 +244,12 @@ def scratch_bytes(device: torch.device) -> int:
 def bucket_bytes(device: torch.device) -> int:
     """Memory that measuring takes, however large the model, for forecasts.
 
-    Scratch and the sums of packed rows; off the CPU also the rows' products, of one side's length.
+    Scratch and the sums of packed rows; off the CPU also the rows' products, of one side's length,
+    and at most the widened products of a tensor.
     """
-    return scratch_bytes(device) * (9 if device.type == "cpu" else 13) // 8
+    if device.type == "cpu":
+        return scratch_bytes(device) * 9 // 8
+    return scratch_bytes(device) * 13 // 8 + _WIDENED
 
 
 class _Pack:
