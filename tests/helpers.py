@@ -1,4 +1,4 @@
-"""What the tests of the core share: gradients at an angle, models that hold given gradients, the paper's updates."""
+"""Shared by the tests of the core: gradients at an angle, models that hold given gradients, the paper's updates."""
 
 import math
 

@@ -320,3 +320,16 @@ def test_the_plan_for_large_models_counts_what_small_ones_launch(device, trainin
     planned = scaling_plan.work_of(sizes, training.trained, whole)
     assert count.total == pytest.approx(planned.launches, rel=0.03)
     assert count.moved == pytest.approx(planned.moved, rel=0.03)
+
+
+def test_a_step_of_the_trainer_reads_as_often_as_its_combine(tmp_path, monkeypatch):
+    """Between two logs; a read that is not the combine's keeps a GPU waiting at every step."""
+    data = {"retain_dataset": images(120), "forget_dataset": images(60, 1)}
+    quiet = {"logging_steps": 1000, "eval_strategy": "no", "eval_on_start": False}
+    reads = []
+    for steps in (4, 8):
+        with counting() as count:
+            run(tmp_path / str(steps), classifier(), data, monkeypatch, f"{NAME}:0",
+                optim="sgd", **quiet | {"max_steps": steps})  # fmt: skip
+        reads.append(len(count.reads))
+    assert reads[1] - reads[0] == 4

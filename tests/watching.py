@@ -1,4 +1,4 @@
-"""What a piece of code does to files, to the network and with pickles, as Python's audit events tell."""
+"""Uses of files, the network and pickles by a piece of code, from Python's audit events."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ _BESIDES = (
 
 
 class Watched:
-    """What was seen.
+    """Events that were seen.
 
     Attributes:
         changed: the files and folders that were made, written, renamed or removed.
@@ -31,7 +31,7 @@ class Watched:
         self.changed, self.reached, self.unpickled = set(), [], []
 
     def outside(self, *folders):
-        """What was changed and is neither in one of these folders nor on the way to one."""
+        """Files that were changed and are neither in one of these folders nor on the way to one."""
         places = [Path(folder).resolve() for folder in folders]
         return sorted(
             str(path)
@@ -78,7 +78,7 @@ def _hook(event, args):
 
 
 def _is_local(event, args):
-    """Whether a socket is a file of this machine, as between the processes of a data loader."""
+    """True if a socket is a file of this machine, as between the processes of a data loader."""
     return event == "socket.connect" and isinstance(args[1], str | bytes)
 
 

@@ -1,4 +1,4 @@
-"""What several experiments share: the methods that they compare, the mixing ratios, the correlation of two figures."""
+"""Shared by several experiments: the methods that they compare, the mixing ratios, the correlation of two figures."""
 
 from __future__ import annotations
 

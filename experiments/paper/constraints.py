@@ -330,7 +330,7 @@ def _of_steps(runs: Sequence[FinishedRun]) -> dict[str, float | None]:
 
 
 def _why_not_in_proportion(steps: Mapping[str, float | None]) -> str:
-    """What keeps gains from following the constraint, with how much of it there was."""
+    """Causes that keep gains from following the constraint, and the size of each."""
     if None in steps.values():
         return ""
     return (

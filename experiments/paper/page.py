@@ -130,7 +130,7 @@ def _each(values: Iterable[str]) -> str:
 
 
 def _notes(results: Iterable[Result], note: Callable[[Result], str]) -> list[str]:
-    """What is to be said of some results, once for all of which it is the same."""
+    """Remarks on some results, each once for all that share it."""
     references: dict[str, list[str]] = {}
     for result in results:
         references.setdefault(note(result), []).append(result["reference"])
@@ -153,7 +153,7 @@ def _settings(result: Result) -> str:
 
 
 def stands_for(result: Result) -> str:
-    """What data and model stand in place of the paper's; "" if they are the paper's."""
+    """Data and model that replace the paper's; "" if they are the paper's."""
     scale = result["scale"]
     if scale is not None and scale["recipe"] == "tofu-tiny":
         return "texts of TOFU and a tiny Llama in place of WaterDrum-TOFU and Llama-2-7b"
@@ -163,7 +163,7 @@ def stands_for(result: Result) -> str:
 
 
 def _computed_by(result: Result) -> str:
-    """Which versions on which device have computed it, and when; "" where the file does not say."""
+    """Versions, device and date of a result; "" where the file does not name them."""
     made = result["runs"] or {"": result.get("measured") or {}}
     known = {key: run["environment"] for key, run in made.items() if run.get("environment")}
     dates = sorted({run["date"] for run in made.values() if run.get("date")})

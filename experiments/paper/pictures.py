@@ -1,4 +1,4 @@
-"""What the pictures of the experiments share: panels, trajectories, curves."""
+"""Shared by the pictures of the experiments: panels, trajectories, curves."""
 
 from __future__ import annotations
 

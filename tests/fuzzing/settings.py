@@ -119,7 +119,7 @@ def with_config(draw):
 
 @st.composite
 def with_rows(draw):
-    """What to forget: lists, files and filters of any content."""
+    """Choices of what to forget: lists, files and filters of any content."""
     valid = draw(st.sampled_from([IMAGES, TEXTS]))
     lines = st.lists(st.one_of(st.integers(-1, 12), TEXT, NUMBERS), max_size=4)
     listed = lines.map(lambda some: "\n".join(map(str, some)).encode())

@@ -230,7 +230,7 @@ def test_a_run_ends_early_before_the_step_that_its_losses_forbid(settings, reaso
 
 
 def test_an_early_end_under_a_scaler_leaves_the_weights(start):
-    """What a scaler steps on after an abandoned step: NaN, at which it passes over the step."""
+    """Gradient that a scaler meets after an abandoned step: NaN, at which it passes over the step."""
     torch.manual_seed(0)
     model, (x, y) = torch.nn.Linear(3, 2), (torch.randn(4, 3), torch.arange(4) % 2)
     optimizer, scaler = (

@@ -51,7 +51,7 @@ class Listener(TrainerCallback):
 
 @pytest.fixture
 def listened(monkeypatch, tmp_path):
-    """What a listener in W&B's place is given; it is installed, whatever is."""
+    """Events that a listener in W&B's place is given; it is installed, whatever is."""
     Listener.seen = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "wandb", Listener)

@@ -1,4 +1,4 @@
-"""What of a library's error stands in ours."""
+"""Parts of a library's error that ours repeats."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a data set returns is checked when a trainer is made."""
+"""Items of a data set are checked when a trainer is made."""
 
 import pytest
 import torch

@@ -464,7 +464,7 @@ def random_run(generator, wanted):
     "name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)]
 )
 def test_a_run_that_is_missing_never_turns_a_verdict(name):
-    """What is claimed of all runs may not hold because the one that breaks it has failed, nor the other way round."""
+    """Claims of all runs may not hold because the one that breaks it has failed, nor the other way round."""
     one, scale = EXPERIMENTS[name], replace(SCALE, has_similar=True)
     told = 0
     for seed in range(12):

@@ -1,4 +1,4 @@
-"""What the documentation's site does beyond mkdocs."""
+"""The documentation's site beyond mkdocs."""
 
 import importlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""What Fig. 9's page claims of a run, on trajectories whose answer is known."""
+"""Claims of Fig. 9's page, on trajectories whose answer is known."""
 
 import pytest
 
