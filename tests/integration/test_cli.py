@@ -234,7 +234,7 @@ def test_classes_of_a_folder_are_those_of_the_model_by_name(sh, tmp_path, saved_
     (tmp_path / "images" / "10").mkdir()
     code, _, err = sh(f"evaluate --data images {flags}")
     assert code == 2
-    assert "the model numbers the classes 0, 1, 2, ..., the data 3, 7, 10, ...;" in err
+    assert "the model names its classes 0, 1, 2, ..., the data 3, 7, 10, ...;" in err
 
 
 @pytest.fixture
