@@ -61,7 +61,15 @@ def settings(saved_model, *more):
     """Six steps in two epochs."""
     return (
         *("unlearn", "--recipe", "digits", "--model", saved_model, "--num_train_epochs", 2),
-        *("--per_device_train_batch_size", 512, "--max_eval_samples", 64, *more),
+        *(
+            "--per_device_train_batch_size",
+            512,
+            "--max_eval_samples",
+            64,
+            "--check_steps",
+            1,
+            *more,
+        ),
     )
 
 

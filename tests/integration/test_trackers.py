@@ -75,6 +75,7 @@ def unlearn(saved_model, tmp_path, monkeypatch):
         return main(
             [
                 *("unlearn", "--recipe", "digits", "--max_steps", "3", "--stopping", "off"),
+                *("--check_steps", "1"),
                 *("--constraint_mode", "relative", "--model", str(saved_model)),
                 *("--output_dir", str(out), "--report_to", report_to, *more),
             ]

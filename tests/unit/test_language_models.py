@@ -89,9 +89,9 @@ def test_what_cannot_be_loaded_is_named():
 
 
 @pytest.mark.usefixtures("saved")
-def test_a_base_of_another_size_is_named_with_both_shapes():
+def test_a_base_of_another_size_is_refused():
     change_json("base/config.json", intermediate_size=48)
-    expected = r"base has .*down_proj\.weight as \(16, 32\), by its config\.json it is \(16, 48\)"
+    expected = r"base has another shape of .*down_proj\.weight: its weights and its config\.json"
     with pytest.raises(HamuError, match=expected):
         load_language_model("base")
     transformers.LlamaForCausalLM(
@@ -219,8 +219,8 @@ def test_a_model_with_a_head_or_a_weight_that_would_be_lost_is_refused(tmp_path)
     llama().save_pretrained(tmp_path / "llama")
     with_tensors(tmp_path / "llama", "v_head.summary.weight", INV_FREQ)
     for name, message in (
-        ("gpt", "has score.*, for which a GPT2LMHeadModel has no place"),
-        ("llama", r"has v_head\.summary\.weight, for which a LlamaForCausalLM has"),
+        ("gpt", r"has, though a GPT2LMHeadModel has no place for it, score\.weight"),
+        ("llama", r"has, though a .* no place for it, v_head\.summary\.weight"),
     ):
         with pytest.raises(HamuError, match=message):
             load_language_model(str(tmp_path / name))
@@ -288,12 +288,9 @@ def test_an_adapter_of_a_larger_vocabulary_goes_on_a_base_that_was_resized(tmp_p
 
 def test_tensors_of_another_model_are_not_put_into_this_one(tmp_path):
     save_model(torch.nn.Linear(2, 3), tmp_path)
-    with pytest.raises(
-        HamuError, match=r"has bias as \(3,\), the model as \(4,\); resume with the"
-    ):
-        load_tensors(torch.nn.Linear(1, 4), tmp_path)
-    with pytest.raises(HamuError, match=r"lacks 0\.bias; resume with the model that the run was"):
-        load_tensors(torch.nn.Sequential(torch.nn.Linear(2, 3)), tmp_path)
+    for model in (torch.nn.Linear(1, 4), torch.nn.Sequential(torch.nn.Linear(1, 4))):
+        with pytest.raises(HamuError, match=r"has no .*weight of the shape \(4, 1\); resume with"):
+            load_tensors(model, tmp_path)
 
 
 def lora(**settings):

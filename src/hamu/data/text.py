@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from torch import Tensor
 from hamu.data.sources import (
     MINIATURE,
     files_of,
-    files_of_split,
     is_of_hub,
     load_from_hub,
     parquet_table,
@@ -27,7 +27,7 @@ from hamu.data.sources import (
 )
 from hamu.errors import HamuError
 
-QUESTION_TEMPLATE = "Question: {question}\nAnswer:"
+QUESTION_TEMPLATE, _BARE = "Question: {question}\nAnswer:", "{question}"
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
 _CONVERSATIONS = ("messages", "conversations")
@@ -36,6 +36,7 @@ _PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response
 _SHAPES = (*(("", name) for name in _CONVERSATIONS), *_PAIRS, ("", "text"))
 _PLAIN = "none"  # as the column of answers: plain text has none
 _ANSWERS = {word for pair in _PAIRS for word in pair[1:]} | {"label", "target", "reply", "solution"}
+_SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,10 @@ class TextRecords:
     def answering(self, column: str) -> TextRecords:
         """Return the same prompts with the answers of a column; a list makes as many records.
 
-        They begin as the answers do: with the same prefix, and the same space behind it. Each
-        record must have a text, or a list of texts, in this column.
+        They begin as the answers do: with the same prefix, and the same space behind it.
+
+        Raises:
+            HamuError: if a record has no text, or list of texts, in this column.
         """
         found, rows = [], []
         for row, record in zip(self.rows.tolist(), self.records, strict=True):
@@ -107,9 +110,8 @@ class TextRecords:
             said = record.answer.removeprefix(record.answer_prefix)
             lead = record.answer_prefix + said[: len(said) - len(said.lstrip())]
             for answer in answers:
-                messages = record.messages
-                if messages:
-                    messages = (*messages[:-1], {**messages[-1], "content": answer})
+                last = [{**message, "content": answer} for message in record.messages[-1:]]
+                messages = (*record.messages[:-1], *last)
                 found.append(replace(record, answer=lead + answer, messages=messages))
                 rows.append(row)
         return TextRecords(tuple(found), self.source, torch.tensor(rows))
@@ -141,23 +143,23 @@ def read_text(
     """
     if "{question}" not in question_template:
         raise HamuError(f"question_template {question_template!r} must have {{question}} in it")
-    rows = _rows(source, split)
+    rows = dict(enumerate(_rows(source, split)))
     if not rows:
         raise HamuError(f"{source} is empty: it has no records")
-    numbers = list(range(len(rows)))
     if source == MINIATURE:
         part = "train" if split == "train" else "holdout"
-        numbers = [number for number in numbers if rows[number]["split"] == part]
-    columns = list(rows[0]) if isinstance(rows[0], dict) else []
+        rows = {number: row for number, row in rows.items() if row["split"] == part}
+    first = next(iter(rows.values()))
+    columns = list(first) if isinstance(first, dict) else []
     prompt, answer = _chosen_columns(columns, source, prompt_column, answer_column)
-    template, prefix = None, ""
+    template, prefix = _BARE, ""
     if prompt == "question" or (prompt and prompt_column is not None):
         template, prefix = question_template, answer_prefix
     records = tuple(
-        _record(rows[number], prompt, answer, template, prefix, f"row {number} of {source}")
-        for number in numbers
+        _record(row, prompt, answer, template, prefix, f"row {number} of {source}")
+        for number, row in rows.items()
     )
-    return TextRecords(records, source, torch.tensor(numbers))
+    return TextRecords(records, source, torch.tensor(list(rows)))
 
 
 def is_text(source: str) -> bool:
@@ -169,7 +171,7 @@ def is_text(source: str) -> bool:
         return True
     path = Path(source)
     if path.is_dir():
-        inner = files_of_split(path, "train", _SUFFIXES)
+        inner = files_of(path, "train", _SUFFIXES)
         return bool(inner) and is_text(str(inner[0]))
     if path.suffix.lower() != ".parquet" or not path.is_file():
         return False
@@ -187,18 +189,15 @@ def is_text(source: str) -> bool:
 def has_test_split(source: str) -> bool:
     """Return True if `read_text(source, "test")` reads other than the training data."""
     path = Path(source)
-    return source == MINIATURE or (path.is_dir() and bool(files_of_split(path, "test", _SUFFIXES)))
+    return source == MINIATURE or (path.is_dir() and bool(files_of(path, "test", _SUFFIXES)))
 
 
-def column_names(columns: Iterable[Any], source: str) -> str:
-    """Join the names of columns for a message; some may be a record of a file without header."""
+def column_names(columns: Iterable[Any]) -> str:
+    """Join the names of columns for a message, unless they seem to be a record."""
     names = [str(column) for column in columns]
     if any(len(name) > 40 or name.count(" ") > 2 for name in names):
-        raise HamuError(
-            f"{source} has {len(names)} columns whose names look like texts; does the file lack "
-            f"its header? If not, name two with --prompt_column and --answer_column"
-        )
-    return ", ".join(names)
+        return "names that look like texts (does the file lack its header?)"
+    return ", ".join(names) or "none"
 
 
 def _rows(source: str, split: str) -> list[Any]:
@@ -224,19 +223,12 @@ def _csv(path: Path) -> list[Any]:
 
 
 def _json(path: Path) -> list[Any]:
-    """Read a JSON list, one JSON value, or a value per line."""
-    content = path.read_text(encoding="utf-8-sig")
-    try:
-        found = json.loads(content)
-        return found if isinstance(found, list) else [found]
-    except ValueError:
-        if content.lstrip().startswith("["):
-            raise
-    rows = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            with reading(f"line {number} of {path} cannot be read as JSON"):
-                rows.append(json.loads(line))
+    """Read JSON values that follow each other; a list stands for its items."""
+    content, decoder, rows = path.read_text(encoding="utf-8-sig"), json.JSONDecoder(), list[Any]()
+    place = 0
+    while (place := _SPACE.match(content, place).end()) < len(content):  # type: ignore[union-attr]
+        value, place = decoder.raw_decode(content, place)
+        rows += value if isinstance(value, list) else [value]
     return rows
 
 
@@ -245,60 +237,56 @@ def _chosen_columns(
 ) -> tuple[str, str]:
     """Choose the columns of prompt and answer; that of the prompt is "" for other shapes."""
     if answer == _PLAIN and _PLAIN not in columns:
-        chosen = ("", prompt or "text")
-    elif prompt or answer:
-        chosen = (prompt or "question", answer or "answer")
-    else:
-        found = next((shape for shape in _SHAPES if {*shape} - {""} <= {*columns}), None)
-        if found is None:
-            raise HamuError(
-                f"{source} has the columns {column_names(columns, source) or 'none'}; expected "
-                f"question and answer, prompt and completion, messages, or text; name others with "
-                f"--prompt_column and --answer_column"
-            )
-        beside = next((c for c in columns if c.strip().lower().removesuffix("s") in _ANSWERS), None)
-        if found == ("", "text") and beside is not None:
-            raise HamuError(
-                f"{source} has the column {beside} beside text, which looks like its answer and "
-                f"would not be used; give --prompt_column text --answer_column {beside} to train "
-                f"on it, or --answer_column {_PLAIN} to leave it out"
-            )
-        return found
-    missing = next((name for name in chosen if name and name not in columns), None)
-    if missing is not None:
-        raise HamuError(f"{source} has no column {missing}; it has {column_names(columns, source)}")
-    return chosen
+        return "", prompt or "text"
+    if prompt or answer:
+        return prompt or "question", answer or "answer"
+    found = next((shape for shape in _SHAPES if {*shape} - {""} <= {*columns}), None)
+    if found is None:
+        raise HamuError(
+            f"{source} has the columns {column_names(columns)}; expected question and answer, "
+            f"prompt and completion, messages, or text; name others with --prompt_column and "
+            f"--answer_column"
+        )
+    beside = next((c for c in columns if c.strip().lower().removesuffix("s") in _ANSWERS), None)
+    if found == ("", "text") and beside is not None:
+        raise HamuError(
+            f"{source} has the column {beside} beside text, which looks like its answer and "
+            f"would not be used; give --prompt_column text --answer_column {beside} to train "
+            f"on it, or --answer_column {_PLAIN} to leave it out"
+        )
+    return found
 
 
 def _record(
-    row: Any, prompt: str, answer: str, template: str | None, prefix: str, where: str
+    row: Any, prompt: str, answer: str, template: str, prefix: str, where: str
 ) -> TextRecord:
     """Make a record of a row; `where` names the row in messages, which never show its content."""
     if not isinstance(row, dict):
         raise HamuError(f"{where} is a {type(row).__name__}; expected a record")
+    messages: tuple[Any, ...] = ()
     if not prompt and answer in _CONVERSATIONS:
         messages = _conversation(row.get(answer), where)
-        *before, last = (message["content"] for message in messages)
-        record = TextRecord("\n".join(before), last, row, messages)
+        *before, said = (message["content"] for message in messages)
+        asked = "\n".join(before)
     else:
-        asked = _cell(row, prompt, where, may_be_empty=template is None) if prompt else ""
-        if template is not None:
-            asked = template.replace("{question}", asked)
-        elif (prompt, answer) == _ALPACA and row.get("input"):
+        is_asked = prompt and not (row.get(prompt) == "" and template == _BARE)
+        asked = _cell(row, prompt, where) if is_asked else ""
+        if (prompt, answer) == _ALPACA and row.get("input"):
             asked = f"{asked}\n{_cell(row, 'input', where)}"
-        said = prefix + _cell(row, answer, where)
-        record = TextRecord(asked, said, row, answer_prefix=prefix)
+        asked, said = template.replace("{question}", asked), prefix + _cell(row, answer, where)
     with reading(f"{where} is not Unicode"):  # JSON allows halves of characters
-        (record.prompt + record.answer).encode()
-    return record
+        (asked + said).encode()
+    return TextRecord(asked, said, row, messages, prefix)
 
 
-def _cell(row: Mapping[str, Any], column: str, where: str, may_be_empty: bool = False) -> str:
+def _cell(row: Mapping[str, Any], column: str, where: str) -> str:
     value = row.get(column)
-    if _is_text(value) or (may_be_empty and value == ""):
+    if _is_text(value):
         return str(value)
     found = type(value).__name__ if value and not isinstance(value, str) else "nothing"
-    raise HamuError(f"{where} has no text in {column}, but {found}")
+    raise HamuError(
+        f"{where} has no text in {column}, but {found}; its columns are {column_names(row)}"
+    )
 
 
 def _is_text(value: Any) -> bool:

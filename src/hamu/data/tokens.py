@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from hamu.core.objectives import IGNORED
@@ -19,7 +20,6 @@ from hamu.errors import HamuError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_INSTEAD = "give prompt and completion instead"
 LossOn = Literal["answer", "all"]
 # Chat templates that write the date all write this one: prompts must not change from day to day.
 _TODAY = datetime(2024, 7, 26)
@@ -66,12 +66,9 @@ class TextData(Dataset[dict[str, Tensor]]):
     def select(self, positions: Tensor | Sequence[int]) -> TextData:
         """Return the records at these positions, in this order."""
         index = torch.as_tensor(positions, dtype=torch.long).tolist()
-        return replace(
-            self,
-            texts=self.texts.select(index),
-            tokens=tuple(self.tokens[i] for i in index),
-            scored_from=tuple(self.scored_from[i] for i in index),
-        )
+        tokens = tuple(self.tokens[i] for i in index)
+        starts = tuple(self.scored_from[i] for i in index)
+        return replace(self, texts=self.texts.select(index), tokens=tokens, scored_from=starts)
 
 
 def encode(
@@ -102,9 +99,8 @@ def encode(
     end = [] if eos is None else [eos]
     pairs = _prompts_and_answers(texts, tokenizer)
     tokens, starts, truncated = [], [], 0
-    for row, record, (prompt, answer) in zip(
-        texts.rows.tolist(), texts.records, pairs, strict=True
-    ):
+    rows = zip(texts.rows.tolist(), texts.records, pairs, strict=True)
+    for row, record, (prompt, answer) in rows:
         if eos in answer and record.messages:  # a template writes its end, and more behind it
             answer = answer[: len(answer) - 1 - answer[::-1].index(eos)]
         elif end and answer[-1:] == end:
@@ -126,22 +122,24 @@ def _prompts_and_answers(
 ) -> list[tuple[list[int], list[int]]]:
     """Tokenize each prompt, with the tokens that start a text, and its answer, without an end.
 
-    The two are one text, as a model reads them. Spaces at the end of a prompt go with the answer,
-    for most tokenizers join them with the next word. A prompt's tokens are always its own, so that
-    a generation begins as the training did; the answer stands alone where one would be shared.
+    A prompt's tokens are always its own, so that a generation begins as the training did; the
+    answer stands alone where one would be shared.
     """
 
-    def ids(pieces: list[str]) -> list[list[int]]:
-        return [list(one) for one in tokenizer(pieces, add_special_tokens=False)["input_ids"]]
+    def ids(pieces: list[str], special: bool = False) -> list[list[int]]:
+        return list(map(list, tokenizer(pieces, add_special_tokens=special)["input_ids"]))
 
     pairs = []
     for record in texts.records:
         asked, said = _as_text(record, tokenizer, texts.source)
+        # Spaces at the end of a prompt go with the answer: most tokenizers join them with a word.
         bare = asked.rstrip(" ")
         pairs.append((bare, asked[len(bare) :] + said))
     prompts = ids([prompt for prompt, _ in pairs])
     wholes = ids([prompt + answer for prompt, answer in pairs])
-    start = _start(tokenizer)
+    (one,), (started,) = ids(["a"]), ids(["a"], special=True)
+    places = (n for n in range(len(started)) if started[n : n + len(one)] == one)
+    start = started[: next(places, 0)]
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     found = []
     for record, (_, said), prompt, whole in zip(texts.records, pairs, prompts, wholes, strict=True):
@@ -157,41 +155,26 @@ def _prompts_and_answers(
     return found
 
 
-def _start(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Find the special tokens that the tokenizer begins a text with."""
-    bare, whole = (
-        list(tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (False, True)
-    )
-    return whole[: next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)]
-
-
 def _as_text(
     record: TextRecord, tokenizer: PreTrainedTokenizerBase, source: str
 ) -> tuple[str, str]:
     """Write prompt and answer as the model reads them; a chat template writes conversations."""
     if not record.messages:
         return record.prompt, record.answer
-    if not tokenizer.chat_template:
-        raise HamuError(
-            f"the tokenizer has no chat template for the conversations of {source}; {_INSTEAD}"
-        )
-    written: list[Any] = []
     with reading(f"a conversation of {source} does not fit the tokenizer's chat template"):
         template = _DATE + tokenizer.get_chat_template()
-        for messages, start in ((record.messages[:-1], True), (record.messages, False)):
-            written.append(
-                tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    chat_template=template,
-                    tokenize=False,
-                    add_generation_prompt=start,
-                )
+        written: list[Any] = [
+            tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=messages is not record.messages,
             )
-    before, whole = written
-    if not whole.startswith(before):
-        raise HamuError(
-            f"the tokenizer's chat template changes what comes before the answer; {_INSTEAD}"
-        )
+            for messages in (record.messages[:-1], record.messages)
+        ]
+        before, whole = written
+        if not whole.startswith(before):
+            raise ValueError("it changes what comes before the answer; give prompt and completion")
     return before, whole[len(before) :]
 
 
@@ -208,8 +191,6 @@ class TextCollator:
         """The batch."""
         rows = [{"attention_mask": torch.ones_like(i["input_ids"])} | dict(i) for i in items]
         return {
-            name: torch.nn.utils.rnn.pad_sequence(
-                [row[name] for row in rows], batch_first=True, padding_value=value
-            )
+            name: pad_sequence([row[name] for row in rows], batch_first=True, padding_value=value)
             for name, value in self._padding.items()
         }

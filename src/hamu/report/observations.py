@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -15,8 +16,7 @@ ROLES = ("before", "after")
 _SHOWN = 12  # images
 
 
-@dataclass(frozen=True)
-class AnsweredRecord:
+class AnsweredRecord(NamedTuple):
     """A prompt, the expected answer, and each model's name, answer and ROUGE-L recall."""
 
     prompt: str
@@ -63,17 +63,19 @@ def answered(texts: TextRecords, answers: Mapping[str, Sequence[str]]) -> list[A
     """Score the answers of each model, by its name and in the records' order."""
     expected = [record.answer.strip() for record in texts.records]
     scores = {name: rouge_l_recall(given, expected).tolist() for name, given in answers.items()}
-    found = []
-    for n, record in enumerate(texts.records):
-        told = tuple((name, given[n], scores[name][n]) for name, given in answers.items())
-        found.append(AnsweredRecord(record.prompt.strip(), expected[n], told))
-    return found
+    return [
+        AnsweredRecord(
+            record.prompt.strip(),
+            expected[n],
+            tuple((name, given[n], scores[name][n]) for name, given in answers.items()),
+        )
+        for n, record in enumerate(texts.records)
+    ]
 
 
 def right_probability(predictions: Predictions) -> np.ndarray:
     """Probability of the right class, [N]."""
-    found: np.ndarray = predictions.losses.neg().exp().numpy()
-    return found
+    return np.exp(-predictions.losses.numpy())  # type: ignore[no-any-return]
 
 
 def most_and_least_changed(

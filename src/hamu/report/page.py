@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
@@ -21,7 +22,7 @@ from plotly.offline import get_plotlyjs
 import hamu
 from hamu.evaluation.attack_results import AttackResult
 from hamu.evaluation.membership import auc_of
-from hamu.report import charts
+from hamu.report import charts, tables
 from hamu.report.charts import Chart
 from hamu.report.observations import (
     ROLES,
@@ -33,7 +34,7 @@ from hamu.report.observations import (
 )
 from hamu.report.pictures import Look, looks_of
 from hamu.report.run import SIDES, Run, told_apart
-from hamu.report.tables import FIGURES, RESULTS, Column, Table, attack_tables, number, report_table
+from hamu.report.tables import Column, Table, number, text_table
 from hamu.report.verdict import verdict
 from hamu.unlearning.compare.rows import model_figures
 from hamu.unlearning.goal_report import forgotten_words, goal_name, has_share, meaning
@@ -43,8 +44,7 @@ from hamu.unlearning.trainer.promise import kept_in_words
 
 MARK = '<meta name="generator" content="hamu report">'  # identifies a file as a report
 _TITLES = {"forget": "To be forgotten", "retain": "To be kept", "test": "Never trained on"}
-_QUANTILES = {"min": "lowest loss", "q25": "25%", "median": "median", "q75": "75%"}
-_QUANTILES |= {"max": "highest loss"}
+_QUANTILES = ("min", "q25", "median", "q75", "max")
 _LARGEST = 96  # pixels of a picture
 
 
@@ -53,8 +53,8 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
     runs = told_apart(runs)
     looks = looks_of([run.method for run in runs])
     parts = [
-        {"run": run, "verdict": verdict(run), "charts": charts_of(run, look, contents)}
-        | {"tables": tables_of(run), "pictures": _pictures(run.observed) if contents else {}}
+        {"run": run, "verdict": verdict(run), "charts": _charts(run, look, contents)}
+        | {"tables": _tables(run), "pictures": _pictures(run.observed) if contents else {}}
         for run, look in zip(runs, looks, strict=True)
         if not run.is_trajectory_alone
     ]
@@ -65,7 +65,7 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
         version=hamu.__version__,
         parts=parts,
         names=[run.name for run in runs],
-        overview=overview(runs, looks) if len(runs) > 1 else None,
+        overview=_overview(runs, looks) if len(runs) > 1 else None,
         contents=contents,
         style=files.joinpath("report.css").read_text("utf-8"),
         script=script,
@@ -86,7 +86,7 @@ def _template(name: str) -> Template:
     found.filters |= {"number": number, "counted": _counted, "json": json.dumps}
     words = (auc_of, forgotten_words, goal_name, has_share, meaning, kept_in_words)
     found.globals |= {one.__name__: one for one in words}
-    found.globals |= {"FIGURES": FIGURES, "TITLES": _TITLES, "BUCKETS": charts.BUCKETS}
+    found.globals |= {"FIGURES": tables.FIGURES, "TITLES": _TITLES, "BUCKETS": charts.BUCKETS}
     return found.get_template(name)
 
 
@@ -95,15 +95,18 @@ def _counted(count: int, nouns: str) -> str:
     return f"{count:,} {nouns}" if count != 1 else f"1 {nouns.removesuffix('s')}"
 
 
-def charts_of(run: Run, look: Look, contents: bool) -> dict[str, list[Chart]]:
+def _charts(run: Run, look: Look, contents: bool) -> dict[str, list[Chart]]:
     """The charts of a run by section."""
-    found, observed = dict[str, list[Chart]](), run.observed
-    found["gained"] = charts.trajectories([run], [look])
-    if run.evaluation is not None:
-        found["gained"] += charts.class_accuracy(run.evaluation, contents)
-    found["attack"] = charts.attack_charts(AttackResult.from_json(run.attack)) if run.attack else []
-    found["steps"] = charts.step_charts(run)
-    found["layers"] = charts.layer_charts(run.layers) if run.layers else []
+    observed, evaluation = run.observed, run.evaluation
+    found = {"gained": charts.trajectories([run], [look]), "steps": [], "layers": [], "attack": []}
+    if evaluation is not None:
+        found["gained"] += charts.class_accuracy(evaluation, contents)
+    if run.attack:
+        found["attack"] = charts.attack_charts(AttackResult.from_json(run.attack))
+    if run.steps:
+        found["steps"] = charts.step_charts(run)
+    if run.layers:
+        found["layers"] = charts.layer_charts(run.layers)
     found["records"] = [charts.distribution(observed)] if observed else []
     found["membership"] = charts.membership_charts(observed) if observed else []
     if isinstance(observed, ImageObservations):
@@ -114,15 +117,17 @@ def charts_of(run: Run, look: Look, contents: bool) -> dict[str, list[Chart]]:
     return found
 
 
-def tables_of(run: Run) -> dict[str, list[Table]]:
+def _tables(run: Run) -> dict[str, list[Table]]:
     """The tables of a run by section."""
     found: dict[str, list[Table]] = {"gained": [], "records": [], "attack": []}
     if run.evaluation is not None:
-        found["gained"] = [report_table({role: run.evaluation[role] for role in ROLES}, run.record)]
+        found["gained"] = [
+            tables.report_table({role: run.evaluation[role] for role in ROLES}, run.record)
+        ]
     if run.goal is not None:
         found["records"] = _goal_tables(run.goal, run.observed)
     if run.attack is not None:
-        found["attack"] = attack_tables(AttackResult.from_json(run.attack))
+        found["attack"] = tables.attack_tables(AttackResult.from_json(run.attack))
     return found
 
 
@@ -138,23 +143,27 @@ def _goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list
         levels = np.quantile(unseen, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
         rows.append(["test, before: never trained on", "-", *map(number, levels)])
     caption = f"Forgotten by the goal {goal_name(goal)}, and quantiles of the records' losses."
-    tables = [Table.plain(["records", "forgotten", *_QUANTILES.values()], rows, caption)]
-    worst = goal["after"]["worst"]
-    cells = [[f"{n}", number(w["loss"]), number(w["target"])] for n, w in enumerate(worst, 1)]
-    heads = ["furthest from being forgotten", "loss", "needed"]
-    return tables + [Table.plain(heads, cells, "At most ten records are listed.")] * bool(cells)
+    heads = ["records", "forgotten", "lowest loss", "25%", "median", "75%", "highest loss"]
+    worst = [
+        [f"{n}", number(one["loss"]), number(one["target"])]
+        for n, one in enumerate(goal["after"]["worst"], 1)
+    ]
+    furthest = ["furthest from being forgotten", "loss", "needed"]
+    ten = text_table(furthest, worst, "At most ten records are listed.")
+    return [text_table(heads, rows, caption), *[ten] * bool(worst)]
 
 
-def overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
+def _overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
     """Figures, trajectories and losses of at least two runs."""
-    first, others = runs[0], []
+    first, others, drawn = runs[0], [], charts.trajectories(runs, looks)
     for run in (one for one in runs if one.inputs and first.inputs):
         name = differing(without_order(first.inputs), without_order(run.inputs))
-        others += [] if name is None else [f"{run.name} had another {name} than {first.name}"]
-    drawn = charts.trajectories(runs, looks, wide=True)
+        others += [f"{run.name} had another {name} than {first.name}"] * (name is not None)
+    for side in SIDES:
+        drawn += charts.losses_of_runs(runs, looks, side)
     return {
         "table": several(runs),
-        "charts": drawn + [one for s in SIDES for one in charts.losses_of_runs(runs, looks, s)],
+        "charts": drawn,
         "objectives": {
             side: [r.name for r in runs if f"{side}_loss" in r.steps and not r.logs_loss(side)]
             for side in SIDES
@@ -166,28 +175,20 @@ def overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
 
 def several(runs: Sequence[Run]) -> Table:
     """Table with a row for each run and the columns that have figures."""
-    rows = [_figures(run) for run in runs]
-    caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
-    if any(row.get("membership_auc") is not None for row in rows):
-        caption += " AUC of membership inference: 0.5 is ideal."
-    for run in (one for one in runs if one.earlier_state):
-        caption += f" The model saved by {run.name} is {run.earlier_state}."
-    columns = [one for one in RESULTS if one.key != "utility"]
-    return Table.of([Column("run", "run"), Column("method", "method"), *columns], rows, caption)
-
-
-def _figures(run: Run) -> dict[str, Any]:
-    evaluation, gains = run.evaluation or {}, run.gains
-    steps = evaluation.get("steps_taken", run.last_step)
-    found = model_figures(evaluation, "after") if evaluation else {}
-    return found | {
-        "run": run.name,
-        "method": run.method,
-        "forget_gain": gains and gains.forget,
-        "retain_gain": gains and gains.retain,
-        "promise_kept": (evaluation.get("promise") or {}).get("kept"),
-        "steps": None if run.is_trajectory_alone else steps,
-    }
+    rows, caption = [], "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
+    for run in runs:
+        evaluation, gains = run.evaluation or {}, run.gains
+        steps = None if run.is_trajectory_alone else evaluation.get("steps_taken", run.last_step)
+        kept = (evaluation.get("promise") or {}).get("kept")
+        row = {"run": run.name, "method": run.method, "steps": steps, "promise_kept": kept}
+        row |= {f"{side}_gain": gains and getattr(gains, side) for side in SIDES}
+        rows.append(row | (model_figures(evaluation, "after") if evaluation else {}))
+        if run.earlier_state:
+            caption += f" The model saved by {run.name} is {run.earlier_state}."
+    caption += " AUC of membership inference: 0.5 is ideal."
+    columns = [one for one in tables.RESULTS if one.key != "utility"]
+    columns = [Column("run", "run"), Column("method", "method"), *columns]
+    return replace(tables.comparison_table(rows, columns), caption=caption)
 
 
 def _pictures(found: Observations | None) -> dict[str, list[tuple[str, ...]]]:
