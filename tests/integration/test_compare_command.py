@@ -18,7 +18,7 @@ from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare.rows import check_same_inputs
 
 FAST = ("--per_device_train_batch_size", 64, "--max_steps", 2, "--max_eval_samples", 50)
-GRID = ("--methods", "hamu-q", "gdiff", "--constraints", 0.25, 0.5)
+GRID = ("--methods", "hamu-q", "gdiff", "--constraints", 0.25, 0.5, "--check_steps", 1)
 NAMES = ["hamu-q-c0.25-lr0.1-s42", "hamu-q-c0.5-lr0.1-s42", "gdiff-lr0.1-s42"]
 ONE = ("--methods", "ft", "--max_steps", 1)
 FT = "ft-lr0.1-s42"
