@@ -70,12 +70,19 @@ class NeedsCode(HamuError):
 
 
 def from_pretrained(
-    kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False, all_of_it: bool = False
+    kind: Any,
+    source: str,
+    *,
+    dtype: Any,
+    trust_remote_code: bool = False,
+    all_of_it: bool = False,
+    **more: Any,
 ) -> Any:
     """Load a whole saved model of one of transformers' Auto classes, from safetensors alone.
 
     No weight may be missing, or have another shape than config.json says. `all_of_it` refuses
-    weights for which this kind has no place, such as an encoder or the head of another task.
+    weights for which this kind has no place, such as an encoder or the head of another task. `more`
+    goes to transformers.
     """
     is_local, where = not is_of_hub(source), source.removeprefix(HUB)
     settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
@@ -99,6 +106,7 @@ def from_pretrained(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # else transformers names them in its log alone
             **settings,
+            **more,
         )
     if found["mismatched_keys"]:
         name, saved, wanted = min(found["mismatched_keys"])
@@ -308,10 +316,11 @@ def check_can_merge(model: Any) -> None:
 def merged(model: Any) -> Any:
     """Merge a PeftModel's adapter into its model, in float32, which it uses up.
 
-    Half precision would round small updates away. CannotMerge is raised if PEFT or the memory fail.
+    Half precision would round small updates away, and 4 bits more: those are merged as the weights
+    that they stand for. CannotMerge is raised if PEFT or the memory fail.
     """
     try:
-        model = model.float()
+        model = _dequantized(model).float()
         first, last = map(_inner, _ends(model))
         shared = None not in (first, last) and first.weight is last.weight
         is_adapted = any(_inner(end) is not end for end in _ends(model))
@@ -326,6 +335,18 @@ def merged(model: Any) -> Any:
     if shared:
         first, last = _ends(whole)
         whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
+    return whole
+
+
+def _dequantized(model: Any) -> Any:
+    """Put the adapter of a PeftModel in 4 bits on the weights that these stand for."""
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return model
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    state, config = get_peft_model_state_dict(model), model.peft_config["default"]
+    whole = get_peft_model(model.unload().dequantize(), config)
+    set_peft_model_state_dict(whole, state)
     return whole
 
 
