@@ -229,12 +229,12 @@ def test_classes_of_a_folder_are_those_of_the_model_by_name(sh, tmp_path, saved_
     code, _, err = sh(f"evaluate --data images --model {saved_model} --forget_class 5")
     assert (code, err) == (
         2,
-        "hamu evaluate: class '5' has no records in images; choose another class\n",
+        "hamu evaluate: class '5' does not exist in images; choose of 3, 7\n",
     )
     (tmp_path / "images" / "10").mkdir()
     code, _, err = sh(f"evaluate --data images {flags}")
     assert code == 2
-    assert "the model numbers the classes 0, 1, 2, ..., the data 3, 7, 10, ...;" in err
+    assert "the model names its classes 0, 1, 2, ..., the data 3, 7, 10, ...;" in err
 
 
 @pytest.fixture

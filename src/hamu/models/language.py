@@ -30,12 +30,12 @@ from hamu.models.storage import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CONFIG,
+    SAVES_EMBEDDINGS,
     check_is_saved,
     check_undamaged,
     from_pretrained,
     is_adapter,
     no_safetensors,
-    set_saves_embeddings,
 )
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
         with_embeddings = get_peft_model_state_dict(model, save_embedding_layers=True).keys()
     if own - saved:
         raise HamuError(f"the adapter {source} lacks {min(own - saved)}; start from a whole copy")
-    set_saves_embeddings(model, bool((with_embeddings - own) & saved))
+    setattr(model, SAVES_EMBEDDINGS, bool((with_embeddings - own) & saved))
     return model
 
 

@@ -54,20 +54,33 @@ def model_shape(
     trust_remote_code: bool = False,
 ) -> ModelShape:
     """Return the shape that `load_language_model` would load, from the configuration alone."""
-    base_of_adapter = None if source in KNOWN else base_of(source, base_model)
-    whole = base_of_adapter or source
-    config = _configuration(whole, trust_remote_code)
-    refuse_encoder(config, whole)
+    from peft import PeftConfig, get_peft_model
+
+    base = None if source in KNOWN else base_of(source, base_model)
+    whole, trusted = base or source, {"trust_remote_code": trust_remote_code}
     with (
         reading(f"a language model after the configuration of {whole} cannot be loaded"),
         torch.device("meta"),
     ):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        if base_of_adapter is not None:
-            model = _like_saved(model, source)
+        config: Any = KNOWN[whole]() if whole in KNOWN else None
+        config = config or AutoConfig.from_pretrained(
+            _place(whole), local_files_only=not is_of_hub(whole), **trusted
+        )
+        refuse_encoder(config, whole)
+        model: Any = AutoModelForCausalLM.from_config(config, **trusted)
+        if base is not None:
+            form: Any = PeftConfig.from_pretrained(_place(source))
+            form.inference_mode = False
+            if hasattr(form, "init_lora_weights"):
+                form.init_lora_weights = True  # other ways need the weights
+            model = get_peft_model(model, form)
         elif adapter is not None:
             model = with_adapter(model, adapter)
     return shape_of(model, dtype)
+
+
+def _place(source: str) -> str:
+    return source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
 
 
 def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
@@ -139,26 +152,3 @@ def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:
     weights = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     del logits
     return sum(size for place, size in kept.items() if place not in weights)
-
-
-def _like_saved(model: nn.Module, source: str) -> Any:
-    """Put an adapter of the form of a saved one on a model, to be trained."""
-    from peft import PeftConfig, get_peft_model
-
-    where = source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
-    config: Any = PeftConfig.from_pretrained(where)
-    config.inference_mode = False
-    if hasattr(config, "init_lora_weights"):
-        config.init_lora_weights = True  # other ways need the weights
-    return get_peft_model(model, config)
-
-
-def _configuration(source: str, trust_remote_code: bool) -> Any:
-    if source in KNOWN:
-        return KNOWN[source]()
-    with reading(f"the configuration of {source} cannot be loaded"):
-        return AutoConfig.from_pretrained(
-            source.removeprefix(HUB),
-            local_files_only=not is_of_hub(source),
-            trust_remote_code=trust_remote_code,
-        )
