@@ -107,7 +107,10 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     table_shows_what_the_runs_say(runs)
 
     before = {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")}
-    assert "not in this table: 2 more in runs" in compare(*GRID[:2], "--constraints", 0.25)[1]
+    assert (
+        "not in this table: 2 more in runs"
+        in compare(*GRID[:2], "--constraints", 0.25, *GRID[-2:])[1]
+    )
     assert {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")} == before
     assert main(["verify", str(runs / NAMES[0]), "--no_models"]) == 0, "each is an ordinary run"
 
