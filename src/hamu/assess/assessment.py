@@ -236,12 +236,7 @@ def assess_model(
     """
     numbers = (batch_size, most_batches, curvature_samples, bootstrap_memory)
     check_settings(learning_rate, max_grad_norm, *numbers)
-    method = HamuQ(0.5, constraint_mode="relative") if method is None else method
-    if not isinstance(method, HamuQ | HamuU):
-        name = getattr(method, "name", method)
-        raise HamuError(
-            f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
-        )
+    method = _checked(HamuQ(0.5, constraint_mode="relative") if method is None else method)
     report, done, total = progress or (lambda done, total: None), 0.0, 0.0
 
     def add(cost: float) -> None:
@@ -268,10 +263,6 @@ def assess_model(
         for side, other in (SIDES[::-1], SIDES) if conflicts else ():
             found["conflicts"][side] = _conflicts(assessed, side, gradients[other], used[side])
     report(total, total)
-    rate = (
-        found["curvature"] and found["curvature"].trusted_rate(ERROR_RATIO) / found["step_length"]
-    )
-    scales = (1 / found["clip"][0], 1 / found["clip"][1])
     return Assessment(
         method=method,
         records=assessed.records,
@@ -279,10 +270,27 @@ def assess_model(
         block_names=assessed.block_names,
         learning_rate=learning_rate,
         curvature_samples=cost.samples,
-        verdict=prices.judge(found["frontiers"][method.name], method, scales, rate),
+        verdict=_verdict(found, method),
         epochs=done / sum(assessed.records.values()),
         **found,
     )
+
+
+def _checked(method: Any) -> HamuQ | HamuU:
+    if not isinstance(method, HamuQ | HamuU):
+        name = getattr(method, "name", method)
+        raise HamuError(
+            f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
+        )
+    return method
+
+
+def _verdict(found: Mapping[str, Any], method: HamuQ | HamuU) -> prices.Verdict:
+    rate, curvature = None, found["curvature"]
+    if curvature is not None:
+        rate = curvature.trusted_rate(ERROR_RATIO) / found["step_length"]
+    scales = (1 / found["clip"][0], 1 / found["clip"][1])
+    return prices.judge(found["frontiers"][method.name], method, scales, rate)
 
 
 def _first_order(
