@@ -46,6 +46,7 @@ def trainer_of(tmp_path, data):
         args = UnlearnConfig(
             output_dir=str(tmp_path),
             max_steps=3,
+            check_steps=1,
             per_device_train_batch_size=8,
             **common,
             **settings,

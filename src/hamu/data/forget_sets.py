@@ -93,7 +93,7 @@ def forget_class(
     numbers |= {name: number for number, name in enumerate(train.classes)}
     members = (train.labels == numbers.get(str(target), -1)).nonzero().flatten()
     if not len(members):
-        listed = ", ".join(train.classes[i] for i in train.labels.unique().tolist())
+        listed = ", ".join(train.classes[i] for i in sorted({*train.labels.tolist()}))
         raise HamuError(f"class {target!r} does not exist in {train.source}; choose of {listed}")
     number = numbers[str(target)]
     generator = torch.Generator().manual_seed(seed)

@@ -17,7 +17,7 @@ from hamu.core.forward import evaluating, predict_logits
 from hamu.core.gram import trainable_parameters
 from hamu.data import ImageData
 from hamu.data.sources import HUB, is_of_hub, reading
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError
 from hamu.models.resnet import SmallResNet, SmallResNetConfig
 from hamu.models.storage import CONFIG, check_is_saved, check_undamaged, config_of, from_pretrained
 
@@ -51,16 +51,9 @@ def new_classifier(
         if model.config.image_mean is None:
             model.config.image_mean, model.config.image_std = mean, std
         return model
-    return SmallResNet(
-        SmallResNetConfig(
-            depth=int(match[1]),
-            num_channels=data.pixels.shape[1],
-            image_mean=mean,
-            image_std=std,
-            id2label=dict(enumerate(data.classes)),
-            label2id={name: number for number, name in enumerate(data.classes)},
-        )
-    )
+    config = SmallResNetConfig(int(match[1]), 16, data.pixels.shape[1], mean, std)
+    _name_classes(config, dict(enumerate(data.classes)))
+    return SmallResNet(config)
 
 
 def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -75,17 +68,15 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
             image processor does more than a shift and a scale of each channel.
     """
     check_is_saved(source, CLASSIFIER_CONFIGS)
-    # dtype "auto" would train a half-precision copy in half precision
     model: PreTrainedModel = from_pretrained(
         AutoModelForImageClassification,
         source,
-        dtype=torch.float32,
+        dtype=torch.float32,  # "auto" would train a half-precision copy in half precision
         trust_remote_code=trust_remote_code,
     )
     check_undamaged(model, source)
     config = model.config
-    stated = [getattr(config, name, None) for name in ("image_mean", "image_std")]
-    if None in stated:
+    if None in (getattr(config, "image_mean", None), getattr(config, "image_std", None)):
         processor = load_image_processor(source, trust_remote_code=trust_remote_code)
         config.image_mean = config.image_std = None
         if processor is not None:
@@ -162,9 +153,12 @@ def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
     if is_named or all(map(_NUMBER.fullmatch, classes)) or len(names) < len(classes):
         return False
     unnamed = {number: f"LABEL_{number}" for number in names}
-    model.config.id2label = unnamed | dict(enumerate(classes))
-    model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+    _name_classes(model.config, unnamed | dict(enumerate(classes)))
     return True
+
+
+def _name_classes(config: Any, names: dict[int, str]) -> None:
+    config.id2label, config.label2id = names, {name: number for number, name in names.items()}
 
 
 def check_as_many_classes(source: str, other: str, role: str = "retain") -> None:
@@ -176,33 +170,38 @@ def check_as_many_classes(source: str, other: str, role: str = "retain") -> None
 
 
 def check_fits(model: nn.Module, data: ImageData) -> None:
-    """Check that channels, classes and size of the images fit the model, and try one of them."""
+    """Check that channels, classes and size of the images fit the model, and try one of them.
+
+    Raises:
+        HamuError: if they do not fit, or the model has nothing to train.
+    """
     trainable_parameters(model)
     config = getattr(model, "config", None)
-    channels = getattr(config, "num_channels", None)
-    if channels is not None and channels != data.pixels.shape[1]:
+    channels, classes, size, names = (
+        getattr(config, name, None)
+        for name in ("num_channels", "num_labels", "image_size", "id2label")
+    )
+    if channels not in (None, data.pixels.shape[1]):
         raise HamuError(
             f"the model takes {channels} channels, those of {data.source} have "
             f"{data.pixels.shape[1]}; give --num_channels {channels} to convert them"
         )
-    classes = getattr(config, "num_labels", None)
     highest = int(data.labels.max())
     if classes is not None and highest >= classes:
         raise HamuError(
             f"label {highest} of {data.source} is out of range: the model has {classes} classes; "
             f"use the data it was trained on, or a model with at least {highest + 1} classes"
         )
-    _check_names(getattr(config, "id2label", None) or {}, data.classes)
+    _check_names(names or {}, data.classes)
     device = next(model.parameters()).device
-    try:
-        with torch.no_grad(), evaluating(model):
-            predict_logits(model, {"pixel_values": data[0]["pixel_values"][None].to(device)})
-    except (ValueError, RuntimeError) as error:
-        size = getattr(config, "image_size", None) or "N"
-        raise HamuError(
-            f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
-            f"{first_line(error)}; give --image_size {size} to resize them"
-        ) from error
+    remedy = f"; give --image_size {size or 'N'} to resize them"
+    shape = tuple(data.pixels.shape[1:])
+    with (
+        reading(f"the model cannot take the images of {data.source}, {shape}", remedy),
+        torch.no_grad(),
+        evaluating(model),
+    ):
+        predict_logits(model, {"pixel_values": data[0]["pixel_values"][None].to(device)})
 
 
 def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
@@ -210,14 +209,9 @@ def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
     ours = [str(name) for name in names.values()]
     shared = {*ours} & {*theirs}
     order = [str(names.get(number, "")) for number in range(len(theirs))]
-    first, second = ", ".join(order[:4]), ", ".join(theirs[:4])
-    if shared and order != list(theirs):
-        raise HamuError(
-            f"the model numbers the classes {first}, ..., the data {second}, ...; order both alike"
-        )
     unnamed = all(map(_NUMBER.fullmatch, ours)) or all(map(_NUMBER.fullmatch, theirs))
-    if not shared and not unnamed:
+    if order != list(theirs) and (shared or not unnamed):
         raise HamuError(
-            f"no class of the model, {first}, ..., is one of the data, {second}, ... (upper and "
-            f"lower case count); name them alike"
+            f"the model names its classes {', '.join(order[:4])}, ..., the data "
+            f"{', '.join(theirs[:4])}, ...; name and order both alike (upper and lower case count)"
         )

@@ -1,14 +1,15 @@
 """Around the optimizer's step: figures, the promise checked, the step corrected, the trust region.
 
 A check repeats the forward passes of a step at the weights after it, with the same random numbers.
-`StepWatch.is_due` decides which steps are checked.
+`CheckSchedule` decides which steps are checked.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from hamu.unlearning.trainer.config import UnlearnConfig
 from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, TrustRegion
 
 _FLOAT32 = torch.finfo(torch.float32).eps
+_SHARE = 0.05  # of a run's time that its checks take, unless it names their number
 _LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
 _ROUGH = 3.0  # in units of which examples/rounding.py finds 0.3 to 3 as the deviation, mostly 0.7
 _OF_A_CONSTRAINT = (
@@ -104,6 +106,52 @@ class RepeatedPasses:
         return _ROUGH * self._eps * (spread / torch.stack(counts).min().sqrt()).item()
 
 
+class CheckSchedule:
+    """Steps to check: every n-th, or of the logged ones as many as take 5 % of a run's time.
+
+    Of these the first is checked; each check says how far off the next one is, by the time that it
+    took and that of the steps since the one before, summed over all processes.
+    """
+
+    def __init__(self, every: int | None, device: torch.device) -> None:
+        self._every, self._device = every, device
+        self._step = self._next = self._checked = 0  # at hand, and of the checks around it
+        self._since = self._took = 0.0
+
+    def is_due(self, step: int, logged_every: float) -> bool:
+        """True if this step (the run's first is 1) is checked."""
+        if self._every is not None:
+            return self._every > 0 and step % self._every == 0
+        if not self._since:  # the first step of this process
+            self._since, self._checked = time.perf_counter(), step - 1
+        self._step = step
+        return step >= self._next and step % max(1, int(logged_every)) == 0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time of a part of a check, without that of what the device still has to do."""
+        self._synchronize()
+        begin = time.perf_counter()
+        yield
+        self._synchronize()
+        self._took += time.perf_counter() - begin
+
+    def checked(self) -> None:
+        """Set when the next check is due, after that of the step at hand."""
+        if self._every is None:
+            now = time.perf_counter()
+            device = self._device if world_size() > 1 else "cpu"
+            both = torch.tensor([self._took, now - self._since - self._took], device=device)
+            took, others = all_reduced(both).tolist()
+            of_a_step = max(others, 1e-9) / (self._step - self._checked)
+            self._next = self._step + max(1, math.ceil(took * (1 / _SHARE - 1) / of_a_step))
+            self._since, self._checked, self._took = now, self._step, 0.0
+
+    def _synchronize(self) -> None:
+        if self._every is None and self._device.type in ("cuda", "xpu", "mps"):
+            getattr(torch, self._device.type).synchronize()
+
+
 class StepWatch(TrainerCallback):
     """Watch the steps of a run; calls `on_undone` after the trust region has undone one."""
 
@@ -122,21 +170,14 @@ class StepWatch(TrainerCallback):
         self.figures: dict[str, float] = {}  # of its check
         self.record = PromiseRecord()
         self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
+        is_logged = args.logging_strategy == IntervalStrategy.STEPS
+        every = args.check_steps if is_logged else args.check_steps or 0
+        self.schedule = CheckSchedule(1 if self.trust else every, self._device)
         self._losses: Mapping[str, Tensor] = {}
         self._guard: StepGuard | None = None
         self._rates: list[float] = []
         self._scaler: Any = None
         self._scaling: dict[str, Any] | None = None
-
-    def is_due(self, step: int, logged_every: float) -> bool:
-        """True if what this step does (the run's first is 1) will be measured."""
-        if self.trust is not None:
-            return True
-        every = self._args.check_steps
-        if every is None:
-            is_logged = self._args.logging_strategy == IntervalStrategy.STEPS
-            every = max(1, int(logged_every)) if is_logged else 0
-        return every > 0 and step % every == 0
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """Sides whose gradients `combine` is to keep for the step to come."""
@@ -180,11 +221,12 @@ class StepWatch(TrainerCallback):
         if self.trust is not None:
             for group in optimizer.param_groups:
                 group["lr"] *= self.trust.scale
-        if self.passes:
-            is_rounded = self._args.bf16 or self._args.fp16 or self.passes.are_exacter
-            self._before = self._summed(self.passes.losses() if is_rounded else self._losses)
-        if self._guard is not None:
-            self._guard.before(step)
+        with self._timed():
+            if self.passes:
+                is_rounded = self._args.bf16 or self._args.fp16 or self.passes.are_exacter
+                self._before = self._summed(self.passes.losses() if is_rounded else self._losses)
+            if self._guard is not None:
+                self._guard.before(step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure what the optimizer did; undo a step that realised nothing of its promise."""
@@ -192,29 +234,43 @@ class StepWatch(TrainerCallback):
             self._scaler.load_state_dict(self._scaling)
         if self.step is None or not self.is_taken:
             return
-        guard, is_undone = self._guard, False
-        if guard is not None:
-            guard.after()
-            if guard.taken.corrected is not None:
-                self.figures["corrected_share"] = guard.taken.corrected.double().mean().item()
-        if self.passes:
-            outcome = self._outcome(self.step)
-            if self.trust is not None and guard is not None:
-                self.figures["trust_scale"] = self.trust.scale
-                is_undone = outcome.is_told and not self.trust.update(outcome.trust)
-                if is_undone:
-                    guard.undo()
-            self._note(outcome)
-            if not is_undone:
-                self.record.add(outcome)
+        is_undone = False
+        with self._timed():
+            if self._guard is not None:
+                self._measure(self._guard)
+            if self.passes:
+                is_undone = self._judge(self.step)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
-        if guard is not None:
-            guard.release()
+        if self._guard is not None:
+            self._guard.release()
+        if self.passes:
+            self.schedule.checked()
         self.passes.clear()
         if is_undone:
             self.step = replace(self.step, decision="skip", reason="it did not do what it promised")
             self._on_undone()
+
+    def _timed(self) -> AbstractContextManager[None]:
+        return self.schedule.timed() if self.passes else nullcontext()
+
+    def _measure(self, guard: StepGuard) -> None:
+        corrected = guard.after().corrected
+        if corrected is not None:
+            self.figures["corrected_share"] = corrected.double().mean().item()
+
+    def _judge(self, step: PairStep) -> bool:
+        """Compare promise and outcome; return True if the trust region undid the step."""
+        outcome, is_undone = self._outcome(step), False
+        if self.trust is not None and self._guard is not None:
+            self.figures["trust_scale"] = self.trust.scale
+            is_undone = outcome.is_told and not self.trust.update(outcome.trust)
+            if is_undone:
+                self._guard.undo()
+        self._note(outcome)
+        if not is_undone:
+            self.record.add(outcome)
+        return is_undone
 
     def _outcome(self, step: PairStep) -> StepOutcome:
         """Promise and outcome of the step, in one transfer."""
@@ -355,13 +411,8 @@ def _set_random_state(states: list[Tensor], device: torch.device) -> None:
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put back running statistics that a pass in training mode would move."""
-    moving = [
-        (buffer, buffer.clone())
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-        for buffer in module.buffers()
-    ]
+    """Put back what a pass in training mode moves, such as running statistics."""
+    moving = [(buffer, buffer.clone()) for buffer in model.buffers()] if model.training else []
     try:
         yield
     finally:
