@@ -206,8 +206,10 @@ def _predicted(
         dist.all_gather_object(everyone, joined)
         joined = _joined(everyone)
     back = joined[-1].argsort(stable=True)
-    columns: Any = [column[back] for column in joined]
-    return TokenPredictions(*columns, len(data)) if is_text else Predictions(*columns[:-1])
+    if not is_text:
+        return Predictions(joined[0][back], joined[1][back])
+    losses, correct, expected, spread, record = (column[back] for column in joined)
+    return TokenPredictions(losses, correct, expected, spread, record, len(data))
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
