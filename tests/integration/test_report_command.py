@@ -201,7 +201,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
         ("run --output pipe.html", "pipe.html is there and is not a report"),
         ("run --output mine.html", "mine.html is there and is not a report; choose another"),
         ("run --samples 0", "samples 0 must be at least 1"),
-        ("run --answers -1", "answers -1 must be at least 0"),
+        ("run --answers -1", "answers -1 at least 0"),
     ):
         assert said in refused(capsys, *words.split())
     (images / "pipe.html").unlink()

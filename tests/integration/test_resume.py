@@ -295,10 +295,13 @@ def test_settings_of_a_run_stay_but_for_those_that_change_no_result(
     signal_at(2, signal.SIGTERM)
     assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143
     for more, message in [
-        (("--learning_rate", "3"), "has learning_rate 0.1; leave out --learning_rate 3.0, or"),
-        (("--method", "kl"), "has method hamu-q; leave out --method kl, or start a new run"),
-        (("--trust_region",), "was started without --trust_region; leave out --trust_region True"),
-        (("--recipe", "digits"), "run/config.yaml; leave out --recipe and --config"),
+        (("--learning_rate", "3"), "with learning_rate 0.1; leave out --learning_rate 3.0, or"),
+        (("--method", "kl"), "with method hamu-q; leave out --method kl, or start a new run"),
+        (("--trust_region",), "with trust_region None; leave out --trust_region True"),
+        (
+            ("--recipe", "digits"),
+            "by its own settings, run/config.yaml, with recipe None; leave out --recipe digits",
+        ),
         (("--per_device_train_batch_size", "100"), "of 512 records, now they would be of 100"),
     ]:
         code, _, err = resume(cli, "run", *more)

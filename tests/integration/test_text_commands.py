@@ -15,7 +15,7 @@ from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import load_language_model
 from hamu.report.tables import privleak_line
-from hamu.unlearning.jobs import kinds
+from hamu.unlearning.jobs import tasks
 
 FEW = (
     "--max_steps 4 --per_device_train_batch_size 8 --per_device_eval_batch_size 32 --max_length 96"
@@ -109,7 +109,7 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, mon
         loaded.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(kinds, "load_language_model", load)
+    monkeypatch.setattr(tasks.language, "load_language_model", load)
     models = f"--model {TRAINED} --retain_model {TRAINED}"
     settings = "--generate 2 --max_length 96 --output_dir tofu"
     assert run(f"evaluate {FORGET} {models} {flags} {settings}") == 0
@@ -152,7 +152,7 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
 def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, why):
     mine, other = (None if auc is None else {"min_k": auc} for auc in (ours, theirs))
     report = {"membership_inference": mine, "retain_model": {"membership_inference": other}}
-    report["privleak"] = kinds.privleak_of(report)
+    report["privleak"] = tasks.privleak_of(report)
     assert report["privleak"] == (None if expected is None else pytest.approx(expected))
     assert why in privleak_line(report)
 

@@ -110,7 +110,7 @@ def test_figures_after_the_last_step_come_before_the_tracker_ends(listened, unle
 
 
 def test_a_tracker_ends_if_what_comes_after_training_fails(listened, unlearn, monkeypatch, capsys):
-    monkeypatch.setattr("hamu.unlearning.jobs.forgetting.first_not_finite", lambda model: "conv")
+    monkeypatch.setattr("hamu.unlearning.jobs.training.first_not_finite", lambda model: "conv")
     assert unlearn() == 2
     assert [kind for kind, *_ in listened].count("end") == 1
 

@@ -1,6 +1,7 @@
 """Language models and adapters: what is loaded, saved and merged, and what is refused."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import transformers
 from peft import AdaptionPromptConfig, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from hamu import HamuError
+from hamu import HamuError, HamuQ, PairedGradients
+from hamu.core.gram import SIDES
 from hamu.data import encode, read_text
 from hamu.models.language import (
     AdapterSettings,
@@ -333,3 +335,43 @@ def test_merged_on_disk_is_the_model_with_its_adapter_though_embeddings_were_tie
         whole = load_language_model(str(tmp_path)).eval()
         torch.testing.assert_close(whole(input_ids=IDS).logits, separate, rtol=1e-4, atol=1e-4)
     assert whole.config.tie_word_embeddings == is_tied
+
+
+def test_an_adapter_is_trained_on_a_base_in_4_bits_and_merged_exactly(saved):
+    """Evaluated before and after training, as a run does."""
+    pytest.importorskip("bitsandbytes")
+    model = load_language_model("base", adapter=AdapterSettings(rank=2), dtype="4bit")
+    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"))
+    optimizer = torch.optim.AdamW(pair.parameters, lr=0.05)
+    ids = {side: torch.arange(16).view(2, 8) + start for start, side in enumerate(SIDES)}
+    before = [p.detach().clone() for p in pair.parameters]
+    for _ in range(2):
+        with torch.no_grad():
+            expected = model.eval()(input_ids=ids["retain"]).logits
+        model.train()
+        for side in SIDES:
+            with getattr(pair, side)():
+                model(input_ids=ids[side], labels=ids[side]).loss.backward()
+        pair.combine()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(not torch.equal(p, old) for p, old in zip(pair.parameters, before, strict=True))
+    with torch.no_grad():
+        unlearned = model.eval()(input_ids=ids["retain"]).logits
+        whole = merged(model)
+        assert not torch.allclose(unlearned, expected, atol=1e-3)
+        assert torch.allclose(whole(input_ids=ids["retain"]).logits, unlearned, atol=1e-5)
+    assert {p.dtype for p in whole.parameters()} == {torch.float32}
+
+
+def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(saved, monkeypatch):
+    adapter = AdapterSettings(rank=2)
+    model = load_language_model("base", adapter=adapter, dtype="4bit")
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    scales = sum(p.quant_state.absmax.nbytes for p in frozen if hasattr(p, "quant_state"))
+    assert (
+        model_shape("base", adapter, "4bit").frozen_bytes == sum(p.nbytes for p in frozen) + scales
+    )
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(HamuError, match=r"bitsandbytes, which is not installed; pip install 'hamu"):
+        load_language_model("base", adapter=adapter, dtype="4bit")

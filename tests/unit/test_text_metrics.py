@@ -35,7 +35,7 @@ from hamu.evaluation.tofu import (
 )
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.tables import membership_line
-from hamu.unlearning.jobs.kinds import scored_texts
+from hamu.unlearning.jobs.tasks import scored_texts
 
 NAMES = [
     "Ada",

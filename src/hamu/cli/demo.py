@@ -25,9 +25,9 @@ from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report import plot_trajectories
 from hamu.report.tables import plain_table
-from hamu.unlearning.jobs.kinds import choose_task
 from hamu.unlearning.jobs.progress import ProgressBar, silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, train_original
 from hamu.unlearning.trainer.trainer import quiet_trainer
@@ -133,7 +133,7 @@ class Scenario:
         for name in ("forget", "retain"):
             texts = self.task.problem().sets()[name]
             texts = texts.select(range(len(texts) - _SHOWN, len(texts)))
-            answers = [self.task.answers_of(m, self.task.tokenizer, texts) for m in models.values()]
+            answers = [self.task.answers_of(m, texts) for m in models.values()]
             for record, *said in zip(texts.records, *answers, strict=True):
                 table.add_row(name, str(record.fields["question"]), *said)
         return table
@@ -152,7 +152,7 @@ def demo(console: Console, task: str, output_dir: str, seed: int, overwrite: boo
     set_seed(seed)
     original, train = scenario.new_model()
     with ProgressBar(console, "train") as bar:
-        train_original(original, train, config, scenario.task.collator(), [bar])
+        train_original(original, train, config, scenario.task.collator, [bar])
 
     console.print("2. How hard is it to forget? The more alike forget and retain data, the harder.")
     hardness = _assess(original, scenario, console)
@@ -193,7 +193,7 @@ def demo(console: Console, task: str, output_dir: str, seed: int, overwrite: boo
 
 def _assess(model: Any, scenario: Scenario, console: Console) -> dict[str, dict[str, Any]]:
     table = plain_table("forget", "κ", "cosθ", "κ2", "regime", right=(1, 2, 3))
-    found, collate = {}, scenario.task.collator()
+    found, collate = {}, scenario.task.collator
     for name, options in PROBLEMS[scenario.kind][2].items():
         problem = scenario.problem(model, **options)
         hard = measure_hardness(model, problem.retain, problem.forget, collate=collate)
@@ -208,7 +208,7 @@ def _unlearned(
     model: Any, problem: UnlearningData[Any], task: Any, args: UnlearnConfig
 ) -> dict[str, Any]:
     """The figures of one method."""
-    trainer = quiet_trainer(model, problem, args, [], task.collator())
+    trainer = quiet_trainer(model, problem, args, [], task.collator)
     trainer.train()
     if trainer.evaluated_step != trainer.state.global_step:
         trainer.evaluate()

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from hamu import files
 from hamu.assess import REGIMES, Assessment, plain_answer
 from hamu.assess.assessment import ERROR_RATIO
 from hamu.errors import HamuError
@@ -27,7 +28,7 @@ from hamu.report.tables import (
     tofu_table,
 )
 from hamu.unlearning import jobs
-from hamu.unlearning.record import TOLERANCE
+from hamu.unlearning.record.verify import TOLERANCE
 
 _WORDS = {True: "holds", False: "does not hold", None: "cannot be checked"}
 
@@ -60,15 +61,15 @@ def _trained(found: jobs.Trained, console: Console) -> None:
 
 
 def _unlearned(found: jobs.Unlearned, console: Console) -> None:
-    _reports({"before": found.before, "after": found.after}, console)
+    _reports({role: found.figures[role] for role in ("before", "after")}, console)
     for line in found.lines:
         console.print(line)
-    console.print(f"the model is in {found.model}; {found.memory}", soft_wrap=True)
-    if found.record is not None:
-        console.print(
-            f"the record is in {found.record}; the SHA-256 of record.json is {found.record_digest}",
-            soft_wrap=True,
-        )
+    console.print(f"the model is in {found.model}", soft_wrap=True)
+    console.print(
+        f"the record is in {found.folder / files.READABLE_RECORD}; the SHA-256 of record.json is "
+        f"{found.record_digest}",
+        soft_wrap=True,
+    )
     console.print(f"to look at it: hamu report {shlex.quote(str(found.folder))}", soft_wrap=True)
 
 
@@ -81,7 +82,7 @@ def _evaluated(found: jobs.Evaluated, console: Console) -> None:
         console.print(tofu_table(found.report["tofu"]))
     if found.attacked is not None:
         _attacked(found.attacked, console, named=True)
-    console.print(f"all figures are in {found.figures}", soft_wrap=True)
+    console.print(f"all figures are in {found.folder / files.EVALUATION}", soft_wrap=True)
 
 
 def _attacked(found: jobs.Attacked, console: Console, *, named: bool = False) -> None:
@@ -93,7 +94,7 @@ def _attacked(found: jobs.Attacked, console: Console, *, named: bool = False) ->
         console.print(table)
     for name, reason in found.result.skipped.items():
         console.print(f"{name} is left out: {reason}", soft_wrap=True)
-    console.print(f"all figures are in {found.figures}", soft_wrap=True)
+    console.print(f"all figures are in {found.folder / files.ATTACK}", soft_wrap=True)
 
 
 def _compared(found: jobs.Compared, console: Console) -> None:
@@ -119,7 +120,7 @@ def _compared(found: jobs.Compared, console: Console) -> None:
         )
     console.print(
         f"the table is in {found.folder} as comparison.md, .tex, .csv and .json, the picture in "
-        f"{found.picture}",
+        f"{found.folder / files.COMPARISON_PICTURE}",
         soft_wrap=True,
     )
 
@@ -178,7 +179,9 @@ def _assessed(found: jobs.Assessed, console: Console) -> int:
         )
     console.print(f"this took {result.epochs:.2f} epochs' worth of passes; the model is unchanged")
     console.print(
-        f"\nall figures are in {found.figures}, the frontier in {found.picture}", soft_wrap=True
+        f"\nall figures are in {found.folder / files.ASSESSMENT}, the frontier in "
+        f"{found.folder / files.FRONTIER}",
+        soft_wrap=True,
     )
     return int(verdict.code)
 

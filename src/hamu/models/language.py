@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 TINY = "tiny-llama"
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+FOUR_BIT = "4bit"  # NF4 (Dettmers et al. 2023), for a base whose adapter is trained
 _END, _PAD = "<|end|>", "<|pad|>"
 _ALL_LINEAR = "all-linear"  # PEFT's word, which stands alone
 
@@ -135,11 +136,13 @@ def load_language_model(
         source: a folder with config.json or adapter_config.json, or "hub:OWNER/NAME".
         base_model: where an adapter's base model lies, if not where the adapter says.
         adapter: puts a new adapter on a whole model; a saved one stays alone, and is trained on.
-        dtype: "float32", "bfloat16", "float16", or "auto" for the file's; adapters are float32.
+        dtype: "float32", "bfloat16", "float16", "auto" for the file's, or "4bit" for NF4 weights of
+            the linear layers but the head, by bitsandbytes; adapters are float32.
         trust_remote_code: run the code that comes with the model; that can do anything.
 
     Raises:
-        HamuError: if it is not there, cannot be loaded, or has weights that are not finite.
+        HamuError: if it is not there, cannot be loaded, or has weights that are not finite;
+            without bitsandbytes for "4bit".
     """
     check_dtype(dtype)
     check_is_saved(source)
@@ -148,11 +151,15 @@ def load_language_model(
     model = from_pretrained(
         AutoModelForCausalLM,
         base,
-        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        dtype=dtype if dtype == "auto" else stored_in(dtype),
         trust_remote_code=trust_remote_code,
         all_of_it=True,
+        **({"quantization_config": _four_bit()} if dtype == FOUR_BIT else {}),
     )
     model.config.use_cache = False
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # bitsandbytes would pack weights for
+            module.support_avx512bf16_for_cpu = False  # evaluation, and pass no gradient after it
     if base_of_adapter is not None:
         model = _with_saved_adapter(model, source)
     elif adapter is not None:
@@ -167,8 +174,39 @@ def load_language_model(
 
 def check_dtype(name: str) -> None:
     """Check the name of a model's data type."""
-    if name not in DTYPES:
+    if name not in (*DTYPES, FOUR_BIT):
         raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join(DTYPES)}")
+
+
+def default_dtype(*, has_adapter: bool) -> str:
+    """Name the type in which to load a model: bfloat16 under an adapter on a GPU, else float32."""
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return "bfloat16" if has_adapter and on_gpu else "float32"
+
+
+def stored_in(dtype: str) -> torch.dtype:
+    """Return the type of the weights that are no NF4; in it those are multiplied too."""
+    if dtype == FOUR_BIT:
+        dtype = default_dtype(has_adapter=True)
+    found: torch.dtype = getattr(torch, dtype)
+    return found
+
+
+def _four_bit() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise HamuError(
+            "4-bit weights need bitsandbytes, which is not installed; pip install "
+            "'hamu[quantize]', or leave load_in_4bit out"
+        ) from error
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=stored_in(FOUR_BIT),
+    )
 
 
 def _with_saved_adapter(model: Any, source: str) -> Any:

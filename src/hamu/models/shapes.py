@@ -13,7 +13,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hamu.core.forward import evaluating, predict_logits
 from hamu.data.sources import HUB, is_of_hub, reading
-from hamu.models.language import AdapterSettings, base_of, check_dtype, longest_text, with_adapter
+from hamu.models.language import (
+    FOUR_BIT,
+    AdapterSettings,
+    base_of,
+    check_dtype,
+    longest_text,
+    stored_in,
+    with_adapter,
+)
 from hamu.models.storage import refuse_encoder
 
 # Published shapes of models that recipes name: a plan needs no look at the hub.
@@ -34,7 +42,7 @@ class ModelShape:
     hidden: int
     vocabulary: int
     longest: int | None  # see `longest_text`
-    bytes_per_parameter: int  # of the frozen ones; what is trained is float32 if it is an adapter
+    frozen_bytes: int  # what is trained is float32 if it is an adapter
 
 
 def model_shape(
@@ -78,7 +86,13 @@ def _place(source: str) -> str:
 def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
     """Return the shape of a language model, with its adapter if it has one."""
     check_dtype(dtype)
-    own = getattr(torch, dtype) if dtype != "auto" else model.config.dtype or torch.float32
+    own = stored_in(dtype) if dtype != "auto" else model.config.dtype or torch.float32
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) * own.itemsize
+    if dtype == FOUR_BIT:  # half a byte, and a float32 scale for each 64 weights
+        head = model.get_output_embeddings()
+        linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+        packed = sum(m.weight.numel() for m in linear if not m.weight.requires_grad)
+        frozen -= round(packed * (own.itemsize - 0.5 - 4 / 64))
     text = model.config.get_text_config()  # a model for images and text has one inside
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
@@ -87,7 +101,7 @@ def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,
         longest=longest_text(model),
-        bytes_per_parameter=own.itemsize,
+        frozen_bytes=frozen,
     )
 
 
@@ -103,8 +117,7 @@ def estimate_memory(
     activations = per_layer * shape.layers
     if checkpointing:
         activations = 2 * tokens * shape.hidden * shape.layers + per_layer
-    frozen = (shape.parameters - shape.trainable) * shape.bytes_per_parameter
-    return memory_of_weights(4 * shape.trainable, frozen, **copies) | {
+    return memory_of_weights(4 * shape.trainable, shape.frozen_bytes, **copies) | {
         "activations": activations / 1e9,
         "logits": 10 * tokens * shape.vocabulary / 1e9,
     }

@@ -73,12 +73,19 @@ def no_safetensors(model: str) -> HamuError:
 
 
 def from_pretrained(
-    kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False, all_of_it: bool = False
+    kind: Any,
+    source: str,
+    *,
+    dtype: Any,
+    trust_remote_code: bool = False,
+    all_of_it: bool = False,
+    **more: Any,
 ) -> Any:
     """Load a whole saved model of one of transformers' Auto classes, from safetensors alone.
 
     No weight may be missing, or have another shape than config.json says. `all_of_it` refuses
-    weights for which this kind has no place, such as an encoder or the head of another task.
+    weights for which this kind has no place, such as an encoder or the head of another task. `more`
+    goes to transformers.
     """
     is_local, where = not is_of_hub(source), source.removeprefix(HUB)
     settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
@@ -102,6 +109,7 @@ def from_pretrained(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # else transformers names them in its log alone
             **settings,
+            **more,
         )
     lost = [name for name in found["unexpected_keys"] if all_of_it and not _COMPUTED.search(name)]
     for fault, names in (
@@ -291,10 +299,11 @@ def check_can_merge(model: Any) -> None:
 def merged(model: Any) -> Any:
     """Merge a PeftModel's adapter into its model, in float32, which it uses up.
 
-    Half precision would round small updates away. CannotMerge is raised if PEFT or the memory fail.
+    Half precision would round small updates away, and 4 bits more: those are merged as the weights
+    that they stand for. CannotMerge is raised if PEFT or the memory fail.
     """
     try:
-        model = model.float()
+        model = _dequantized(model).float()
         ends = _ends(model)
         first, last = map(_inner, ends)
         shared = None not in (first, last) and first.weight is last.weight
@@ -309,6 +318,18 @@ def merged(model: Any) -> Any:
     if shared:
         first, last = _ends(whole)
         whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
+    return whole
+
+
+def _dequantized(model: Any) -> Any:
+    """Put the adapter of a PeftModel in 4 bits on the weights that these stand for."""
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return model
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    state, config = get_peft_model_state_dict(model), model.peft_config["default"]
+    whole = get_peft_model(model.unload().dequantize(), config)
+    set_peft_model_state_dict(whole, state)
     return whole
 
 

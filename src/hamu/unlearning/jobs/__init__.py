@@ -1,12 +1,11 @@
 """The jobs: one call does what one command does, with the same options, defaults and result."""
 
 from hamu.unlearning.jobs.comparison import Compared, compare
-from hamu.unlearning.jobs.forgetting import Unlearned, unlearn
 from hamu.unlearning.jobs.measure import Assessed, Attacked, Evaluated, assess, attack, evaluate
-from hamu.unlearning.jobs.named_sources import Verified, verify
 from hamu.unlearning.jobs.plan import RunPlan
 from hamu.unlearning.jobs.reporting import report
-from hamu.unlearning.jobs.training import Trained, train
+from hamu.unlearning.jobs.sources import Verified, verify
+from hamu.unlearning.jobs.training import Trained, Unlearned, train, unlearn
 
 __all__ = [
     "Assessed",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any
 
 from hamu.data.text import QUESTION_TEMPLATE
-from hamu.errors import HamuError
 from hamu.evaluation.attack_results import AttackSettings
 from hamu.unlearning.goals import check_goal_settings
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
@@ -39,6 +39,13 @@ PATHS = _names(
     "forget_perturbed retain_perturbed real_authors world_facts similar_data model base_model "
     "retain_model original_model tokenizer unrelated_data"
 )
+# Least values, and those that are too much.
+BOUNDS = {
+    **dict.fromkeys(("expected_retain", "expected_forget", "jobs"), (1, inf)),
+    "generate": (0, inf),
+    "lora_dropout": (0, 1),
+}
+TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts")
 OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 # `hamu unlearn` goes by goal unless one of these is given.
 BY_HAND = _names("method learning_rate constraint constraint_mode forget_objective stopping")
@@ -80,6 +87,7 @@ REFUSED = {name: why for why, names in _NAMES_BY_REASON.items() for name in name
 
 
 def _option(default: Any, text: str) -> Any:
+    """A field with its help."""
     return field(default=default, metadata={"help": text})
 
 
@@ -141,12 +149,6 @@ class DataOptions:
     )
     max_length: int = _option(512, "Text: cut longer records, in tokens.")
 
-    def __post_init__(self) -> None:
-        for name in ("expected_retain", "expected_forget"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise HamuError(f"{name} {value} must be at least 1 record")
-
 
 @dataclass
 class RunOptions:
@@ -194,10 +196,6 @@ class RunOptions:
         "Go on with the run in --output_dir, by its own settings, from its newest checkpoint.",
     )
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.lora_dropout < 1:
-            raise HamuError(f"lora_dropout {self.lora_dropout} must be a share in [0, 1)")
-
 
 @dataclass
 class OriginalOptions:
@@ -237,8 +235,6 @@ class EvaluateOptions(OriginalOptions):
     target_share: float = _option(0.95, "The share of the forget records that must be forgotten.")
 
     def __post_init__(self) -> None:
-        if self.generate < 0:
-            raise HamuError(f"generate {self.generate} must not be negative; 0 for no answers")
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
 
 
@@ -267,22 +263,15 @@ class CompareOptions:
         default=None, metadata={"help": "Methods; by default all that there are."}
     )
     constraints: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "Values of --constraint, for methods that have one; by default that one alone."
-        },
+        default=None, metadata={"help": "Constraints, for methods that have one; else that one."}
     )
     learning_rates: list[float] | None = field(
-        default=None, metadata={"help": "Values of --learning_rate; by default that one alone."}
+        default=None, metadata={"help": "Learning rates; by default that one alone."}
     )
     seeds: list[int] | None = field(
-        default=None, metadata={"help": "Values of --seed; by default that one alone."}
+        default=None, metadata={"help": "Seeds; by default that one alone."}
     )
     jobs: int = _option(1, "Run this many at a time, each in a process of its own.")
-
-    def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise HamuError(f"jobs {self.jobs} must be at least 1")
 
 
 TYPES: dict[str, tuple[type, ...]] = {

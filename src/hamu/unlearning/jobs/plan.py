@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from hamu.core.objectives import build_objective
 from hamu.errors import HamuError
-from hamu.models.shapes import (
-    KNOWN,
-    estimate_memory,
-    kept_for_backward,
-    memory_of_weights,
-    model_shape,
-    shape_of,
-)
-from hamu.unlearning.jobs.kinds import TextTask, choose_task
+from hamu.models import shapes
 from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import Settings
-from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
+from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
+from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.config import checkpoints_activations
 
 
@@ -51,24 +44,21 @@ def plan(settings: Settings, console: Console) -> RunPlan:
             "a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read"
         )
     task.classes_of = None if is_new else model
-    if model not in KNOWN:  # which is no adapter, and needs no look at the hub
+    if model not in shapes.KNOWN:  # which is no adapter, and needs no look at the hub
         task.settle_adapter()
-    sets = _sets(task, unlearns)
+    sets = _sets(task)
     sizes = _of_texts(task, sets, is_new) if isinstance(task, TextTask) else _of_images(task, sets)
     parameters, trained, memory, note = sizes
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
     epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
-    rows = [
-        ("parameters", f"{parameters:,}"),
-        ("trained", f"{trained:,} ({trained / parameters:.2%})"),
-        *(
-            (f"{name} {task.noun}", f"{len(one):,}{' (stated)' * isinstance(one, range)}")
-            for name, one in sets.items()
-        ),
-        (f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"),
-        ("steps", f"{steps:,} ({epoch:,} an epoch)"),
-    ]
+    rows = [("parameters", f"{parameters:,}")]
+    rows.append(("trained", f"{trained:,} ({trained / parameters:.2%})"))
+    for name, one in sets.items():
+        stated = " (stated)" if isinstance(one, range) else ""
+        rows.append((f"{name} {task.noun}", f"{len(one):,}{stated}"))
+    rows.append((f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"))
+    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
     for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
         written = f"{size:.2f} GB" if size >= 1 else f"{1000 * size:.1f} MB"
         rows.append((f"memory: {name}", written))
@@ -76,15 +66,37 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     return RunPlan(tuple(rows), f"Activations are those of {note} {smaller}.")
 
 
-def _of_texts(
-    task: TextTask, sets: Mapping[str, Any], is_new: bool
-) -> tuple[int, int, dict[str, float], str]:
+def _sets(task: Task) -> dict[str, Any]:
+    """The records that a run goes through, by set.
+
+    They are a range where their numbers are stated and the data are not here.
+    """
+    counts = {"retain": task.data.expected_retain, "forget": task.data.expected_forget}
+    stated = {name: range(count) for name, count in counts.items() if count is not None}
+    sources = task.data_sources()
+    is_here = sources and all(s == task.bundled or Path(s).exists() for s in sources)
+    unlearns, without_forget = isinstance(task.args, UnlearnConfig), task.run.without_forget
+    sets: dict[str, Any] = stated
+    if is_here or len(stated) < len(counts):
+        if not unlearns and not without_forget:
+            return {"training": task.train_and_test()[0]}
+        sets = task.problem().sets()
+    if unlearns:
+        return {"retain": sets["retain"], "forget": sets["forget"]}
+    everything = range(sum(map(len, sets.values())))
+    return {"training": sets["retain"] if without_forget else everything}
+
+
+_Sizes = tuple[int, int, dict[str, float], str]  # parameters, trained ones, GB by part, a note
+
+
+def _of_texts(task: TextTask, sets: dict[str, Any], is_new: bool) -> _Sizes:
     """From the configuration alone; a new model is made, as its vocabulary follows from records."""
     args, run, longest = task.args, task.run, task.data.max_length
     if is_new:
-        shape = shape_of(task.new_model(task.built_in, sets["training"]))
+        shape = shapes.shape_of(task.new_model(task.built_in, sets["training"]))
     else:
-        shape = model_shape(
+        shape = shapes.model_shape(
             str(run.model),
             task.adapter(),
             run.model_dtype,
@@ -92,7 +104,7 @@ def _of_texts(
             trust_remote_code=run.trust_remote_code,
         )
     length = min(longest, shape.longest or longest)
-    memory = estimate_memory(
+    memory = shapes.estimate_memory(
         shape,
         tokens=args.per_device_train_batch_size * length,
         **_copies(args),
@@ -105,7 +117,7 @@ def _of_texts(
     return shape.parameters, shape.trainable, memory, note
 
 
-def _of_images(task: Any, sets: Mapping[str, Any]) -> tuple[int, int, dict[str, float], str]:
+def _of_images(task: Any, sets: dict[str, Any]) -> _Sizes:
     """From the model itself, new or loaded, and a forward pass of one image."""
     args, source, batch = task.args, task.run.model, task.args.per_device_train_batch_size
     is_loaded = isinstance(args, UnlearnConfig)
@@ -115,13 +127,14 @@ def _of_images(task: Any, sets: Mapping[str, Any]) -> tuple[int, int, dict[str, 
     every = list(model.parameters())
     trained = [p for p in every if p.requires_grad]
     nbytes = sum(p.nbytes for p in trained)
-    memory = memory_of_weights(nbytes, sum(p.nbytes for p in every) - nbytes, **_copies(args))
-    kept = batch * kept_for_backward(model, {"pixel_values": image[None]})
+    frozen = sum(p.nbytes for p in every) - nbytes
+    memory = shapes.memory_of_weights(nbytes, frozen, **_copies(args))
+    kept = batch * shapes.kept_for_backward(model, {"pixel_values": image[None]})
     counts = [sum(p.numel() for p in some) for some in (every, trained)]
     return counts[0], counts[1], memory | {"activations": kept / 1e9}, f"{batch} images."
 
 
-def _copies(args: TrainConfig) -> dict[str, Any]:
+def _copies(args: Any) -> dict[str, Any]:
     """Settings that decide how often the weights are held."""
     objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
     names = [name for name in objectives if name]
@@ -130,15 +143,3 @@ def _copies(args: TrainConfig) -> dict[str, Any]:
         "sides": len(names) or 1,
         "keeps_original": any(build_objective(name).needs_original for name in names),
     }
-
-
-def _sets(task: Any, unlearns: bool) -> dict[str, Any]:
-    """The records that a run goes through, by set; a range, if only their number is stated."""
-    stated, without_forget = task.stated(), task.run.without_forget
-    if stated is None and not unlearns and not without_forget:
-        return {"training": task.train_and_test()[0]}
-    sets = task.problem().sets() if stated is None else stated
-    if unlearns:
-        return {"retain": sets["retain"], "forget": sets["forget"]}
-    everything = range(sum(map(len, sets.values())))
-    return {"training": sets["retain"] if without_forget else everything}

@@ -13,19 +13,12 @@ from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import embed
 from hamu.files import REPORT, write_whole
-from hamu.report.observations import (
-    ROLES,
-    ImageObservations,
-    Observations,
-    TextObservations,
-    answered,
-    most_and_least_changed,
-)
+from hamu.report import observations as seen
 from hamu.report.page import MARK, report_page
 from hamu.report.run import Run, read_runs, run_folders
-from hamu.unlearning.jobs.kinds import TextTask
-from hamu.unlearning.jobs.named_sources import NamedSources
 from hamu.unlearning.jobs.progress import silent
+from hamu.unlearning.jobs.sources import NamedSources
+from hamu.unlearning.jobs.tasks import TextTask
 
 _EMBEDDED = 500  # images of each set
 
@@ -61,9 +54,8 @@ def report(
     Raises:
         HamuError: if a folder is not of a run, or something else is in the place of the page.
     """
-    for name, value, least in (("samples", samples, 1), ("answers", answers, 0)):
-        if value < least:
-            raise HamuError(f"{name} {value} must be at least {least}")
+    if samples < 1 or answers < 0:
+        raise HamuError(f"samples {samples} must be at least 1, and answers {answers} at least 0")
     console = console or silent()
 
     def observed(folder: Path, run: Run) -> Run:
@@ -73,30 +65,33 @@ def report(
             limit = sources.task.limit("retain")
             most = samples if limit is None else min(samples, limit)
             if isinstance(sources.task, TextTask):
-                count = answers if contents else 0
-                return replace(run, observed=_texts(sources, most, count, console))
-            return replace(run, observed=_images(sources, most, console))
+                found: Any = _texts(sources, most, answers if contents else 0, console)
+            else:
+                found = _images(sources, most, console)
+            return replace(run, observed=found)
         except HamuError as error:
             console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
             why = "a model or the data cannot be read; the command prints why"
             return replace(run, unobserved=str(error) if contents else why)
 
     def reported(folder: Path) -> list[Run]:
-        runs = read_runs(folder)
-        why = "a demo keeps no models" if len(runs) > 1 else ""
-        if not why and no_models:
+        found = read_runs(folder)
+        if len(found) > 1:
+            why = "a demo keeps no models"
+        elif no_models:
             why = "--no_models leaves it out"
-        elif not why and runs[0].evaluation is None:
+        elif found[0].evaluation is None:
             why = "the run has not come to its end, so there is no model after it"
-        if why:
-            return [replace(run, unobserved=why) for run in runs]
-        return [observed(folder, runs[0])]
+        else:
+            return [observed(folder, found[0])]
+        return [replace(run, unobserved=why) for run in found]
 
     named = [Path(name) for name in runs]
     folders = [folder for place in named for folder in run_folders(place)]
     target = _target(output, named)
-    found = [one for folder in dict.fromkeys(folders) for one in reported(folder)]
-    page = report_page(found, contents=contents)
+    page = report_page(
+        [one for folder in dict.fromkeys(folders) for one in reported(folder)], contents=contents
+    )
     # the name of a folder may have bytes that are no text
     write_whole(target, page.encode(errors="backslashreplace").decode(), private=contents)
     return target
@@ -122,53 +117,56 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     return target.resolve() if target.is_symlink() else target  # a link stays
 
 
-def _images(sources: NamedSources, most: int, console: Console) -> Observations:
+def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObservations:
     """Predictions and embeddings of both models, one after the other."""
     task, problem, seed = sources.task, sources.problem, sources.task.args.seed
     predictions, embeddings, refused = {}, {}, ""
-    for role in ROLES:
+    for role in seen.ROLES:
         console.print(f"the model {role} looks at the images")
         model, predictions[role] = sources.loaded(role, most)
         try:
-            embeddings[role] = {
-                name: embed(
-                    model,
-                    subset(data, _EMBEDDED, seed),
-                    task.args.eval_batch_size,
-                    task.collator(),
-                )
+            some = {
+                name: subset(data, _EMBEDDED, seed)
                 for name, data in task.fitted_problem(model, problem).sets().items()
+            }
+            size = task.args.eval_batch_size
+            embeddings[role] = {
+                n: embed(model, one, size, task.collator) for n, one in some.items()
             }
         except HamuError as error:
             refused = str(error)
-    counts = {name: len(one.labels) for name, one in predictions["after"].items()}
-    sizes = {name: len(data) for name, data in problem.sets().items()}
     chosen = draw_positions(len(problem.forget), most, seed)
     pictures = {  # no more than is shown: a report may be of many runs
         title: problem.forget.select(places if chosen is None else [chosen[p] for p in places])
-        for title, places in most_and_least_changed(predictions).items()
+        for title, places in seen.most_and_least_changed(predictions).items()
     }
-    classes, shown = problem.forget.classes, {} if refused else embeddings
-    return ImageObservations(predictions, counts, sizes, classes, pictures, shown, refused, seed)
+    return seen.ImageObservations(
+        predictions,
+        counts={name: len(one.labels) for name, one in predictions["after"].items()},
+        sizes={name: len(data) for name, data in problem.sets().items()},
+        classes=problem.forget.classes,
+        pictures=pictures,
+        embeddings={} if refused else embeddings,
+        no_embedding=refused,
+        seed=seed,
+    )
 
 
-def _texts(sources: NamedSources, most: int, count: int, console: Console) -> Observations:
+def _texts(sources: NamedSources, most: int, count: int, console: Console) -> seen.TextObservations:
     """Predictions and answers of both models, one after the other."""
     task: Any = sources.task
     sets = sources.problem.sets()
-    texts = {name: task.some_records(data, most) for name, data in sets.items()}
     prompts = {name: task.some_records(sets[name], count) for name in ("forget", "retain") if count}
-    prompts = {
-        name: data for name, data in prompts.items() if all(one.prompt for one in data.records)
-    }
+    prompts = {name: data for name, data in prompts.items() if all(r.prompt for r in data.records)}
     predictions: dict[str, Any] = {}
     answers: dict[str, dict[str, list[str]]] = {name: {} for name in prompts}
-    for role in ROLES:
+    for role in seen.ROLES:
         also = " and answers some" if prompts else ""
         console.print(f"the model {role} reads the records{also}")
         model, predictions[role] = sources.loaded(role, most)
         for name, data in prompts.items():
-            answers[name][role] = task.answers_of(model, task.tokenizer, data)
-    found = {name: answered(data, answers[name]) for name, data in prompts.items()}
+            answers[name][role] = task.answers_of(model, data)
+    found = {name: seen.answered(data, answers[name]) for name, data in prompts.items()}
     why = "plain text has no prompt" if count else "--answers 0 leaves them out"
-    return TextObservations(predictions, texts, found, "" if found else why)
+    texts = {name: task.some_records(data, most) for name, data in sets.items()}
+    return seen.TextObservations(predictions, texts, found, "" if found else why)

@@ -26,19 +26,11 @@ def write_model_card(
     forget_records: int = 0,
     reports: Mapping[str, Mapping[str, Any]] | None = None,
     goal: Mapping[str, Any] | None = None,
-) -> Path:
+) -> None:
     """Write README.md into the folder of a saved model.
 
-    Args:
-        folder: of the model.
-        base: name or folder of the model that it was made from; None for one trained from nothing.
-        method: of unlearning; None for a model that was trained.
-        forget_records: number of records that were to be forgotten.
-        reports: by column, such as "before" and "after", the figures of each set.
-        goal: of evaluation.json, None without.
-
-    Returns:
-        The file.
+    `base` is the model that it was made from, None for one from nothing; `reports` are the figures
+    of each set by column, such as "before" and "after"; `goal` is that of evaluation.json.
     """
     measured = {
         (figure, role): {
@@ -63,6 +55,4 @@ def write_model_card(
         forgotten=goal and forgotten_words(goal),
         version=hamu.__version__,
     )
-    path = folder / "README.md"
-    path.write_text(str(card), encoding="utf-8")
-    return path
+    (folder / "README.md").write_text(str(card), encoding="utf-8")

@@ -47,26 +47,18 @@ def write_record(
     chosen_by: str,
     settings: Mapping[str, Any],
     inputs: Inputs,
-) -> tuple[Path, str]:
+) -> None:
     """Write record.md and record.json of a run whose model, log and figures are in its folder.
 
-    Args:
-        folder: of the run.
-        trainer: after the run.
-        evaluation: content of evaluation.json.
-        problem: the three sets.
-        chosen_by: the option that said what to forget.
-        settings: see `hamu.unlearning.record.inputs.recorded`.
-        inputs: the sets and the models that the run has read.
-
-    Returns:
-        The place of record.md, and the digest of record.json.
+    `settings` are `inputs.recorded`, `inputs` the sets and the models that the run has read.
     """
     run, seed = folder.path, trainer.args.seed
     predictions = {"before": trainer.start_predictions, "after": trainer.predictions}
     measured = measured_in(evaluation, predictions, seed)
     of_roles = measured["figures"]
     change = changes(of_roles["before"], of_roles["after"], (*predictions.values(),), seed)
+    environment = {"device": trainer.args.device.type, "processes": world_size()}
+    environment["versions"] = versions()
     found = {
         "format": FORMAT,
         "version": VERSION,
@@ -76,25 +68,17 @@ def write_record(
         "method": settings["method"],
         "seed": seed,
         "settings": settings,
-        "environment": {
-            "device": trainer.args.device.type,
-            "processes": world_size(),
-            "versions": versions(),
-        },
+        "environment": environment,
         "hardness": first_hardness(run),
         **measured,
-        "steps": {
-            "ended_at": trainer.state.global_step,
-            **measured["steps"],
-            **logged_steps(run),
-        },
+        "steps": {"ended_at": trainer.state.global_step, **measured["steps"], **logged_steps(run)},
         "figures": {**of_roles, "change": change},
     }
     record = plain(found | {"statement": statement(found)})
-    readable = folder.write_text(files.READABLE_RECORD, markdown(record))
+    folder.write_text(files.READABLE_RECORD, markdown(record))
     beside = [run / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
     record["files"] = {path.name: files.file_digest(path) for path in beside}
-    return readable, files.file_digest(folder.write_json(files.RECORD, record))
+    folder.write_json(files.RECORD, record)
 
 
 def _sets(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,16 @@ from hamu.data import UnlearningData
 from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError
 from hamu.files import CONFIG, MODEL, RECORD, file_digest
+from hamu.models.language import saved_adapter
 from hamu.models.storage import NeedsCode, folder_of, is_adapter
 from hamu.unlearning.goals import Goal, Standing
-from hamu.unlearning.jobs.kinds import choose_task
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
-from hamu.unlearning.jobs.task import Task
-from hamu.unlearning.record import Finding, Unavailable
-from hamu.unlearning.record import verify as verify_record
+from hamu.unlearning.jobs.tasks import Task, choose_task
 from hamu.unlearning.record.inputs import differing, read_inputs, weights_digest, without_order
 from hamu.unlearning.record.record import changes, figures, read_record
+from hamu.unlearning.record.verify import Finding, Unavailable
+from hamu.unlearning.record.verify import verify as verify_record
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ def verify(
 class NamedSources:
     """The settings, data and models that the config.yaml of a run names, of the hub if permitted.
 
-    Every access raises `Unavailable` for what is not here.
+    Every access raises `Unavailable` for what is not here. Models have the roles "before", "after"
+    and "retain_model".
     """
 
     def __init__(
         self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False
     ) -> None:
         self._run, self._hub, self._trusts = run, hub, trust_remote_code
-        self._predictions: dict[str, dict[str, Any]] = {}
-        self._figures: dict[str, dict[str, Any]] = {}
+        self.predicted = cache(lambda role: self.loaded(role)[1])
 
     @cached_property
     def task(self) -> Task:
@@ -107,6 +107,14 @@ class NamedSources:
             self._need(source)
         return self.task.problem()
 
+    @cached_property
+    def reference(self) -> dict[str, Any] | None:
+        """The retain model's predictions; None where it is not here."""
+        try:
+            return self.predicted("retain_model") if self.task.run.retain_model else None
+        except Unavailable:
+            return None
+
     def weights(self, role: str) -> Path:
         """The folder with the weights of a whole model, or of an adapter's base model."""
         return self._folder(self._base(role) or self._model(role))
@@ -120,7 +128,7 @@ class NamedSources:
         before = self._model("before")
         for source in {before, self._base("before") or before}:
             self._folder(source)  # a model of the hub is to be in its cache
-        now = without_order(self.task.inputs_of(self.problem, {"original": before}))
+        now = without_order(self.task.inputs_of(self.problem, retain_model=False))
         name = differing(read_inputs(self._run), now)
         record = read_record(self._run)
         if name is None and record is not None:
@@ -131,10 +139,7 @@ class NamedSources:
             raise Unavailable(f"the {name} is not that of the run any more")
 
     def loaded(self, role: str, most: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """The model "before", "after" or "retain_model", and its predictions for every set.
-
-        They are for at most so many records of a set, by default as many as the run has evaluated.
-        """
+        """A model, and its predictions for so many records of each set, else as many as the run."""
         task, source, base = self.task, self._model(role), self._base(role)
         if task.run.tokenizer is not None:
             self._need(task.run.tokenizer)
@@ -145,44 +150,28 @@ class NamedSources:
 
     def figures(self, role: str) -> dict[str, Any]:
         """The figures of the model before or after, in the run's precision and on its sample."""
-        if role not in self._figures:
-            predictions = self._predicted(role)
-            report = self.task.report(predictions, self.problem, self._reference)
-            self._figures[role] = figures(report, predictions, self.task.args.seed)
-        return self._figures[role]
+        predictions = self.predicted(role)
+        report = self.task.report(predictions, self.problem, self.reference)
+        return figures(report, predictions, self.task.args.seed)
 
     def change(self) -> dict[str, Any]:
         """The changes from the model before to the model after, measured in the same way."""
-        predictions = (self._predicted("before"), self._predicted("after"))
-        seed = self.task.args.seed
-        return changes(self.figures("before"), self.figures("after"), predictions, seed)
+        both = (self.predicted("before"), self.predicted("after"))
+        return changes(self.figures("before"), self.figures("after"), both, self.task.args.seed)
 
     def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
         """Standing of the forget records against the goal of the record, before or after."""
         settings = Goal(goal["kind"], goal["share"], goal["loss"])
-        original = self._predicted("before") if settings.kind == "unseen" else None
-        reference = self._reference if settings.kind == "retrained" else None
+        original = self.predicted("before") if settings.kind == "unseen" else None
+        reference = self.reference if settings.kind == "retrained" else None
         if settings.kind == "retrained" and reference is None:
             raise Unavailable("the retain model is not here")
-        return settings.against(original, reference).standing(self._predicted(role)["forget"])
+        return settings.against(original, reference).standing(self.predicted(role)["forget"])
 
     def precision(self) -> str:
         """The precision of the run's evaluations: a key of `verify.TOLERANCE`."""
         is_full = not self.task.evaluates_in_half() and self.task.run.model_dtype == "float32"
         return "float32" if is_full else "half precision"
-
-    def _predicted(self, role: str) -> dict[str, Any]:
-        if role not in self._predictions:
-            self._predictions[role] = self.loaded(role)[1]
-        return self._predictions[role]
-
-    @cached_property
-    def _reference(self) -> dict[str, Any] | None:
-        """The retain model's predictions; None where it is not here."""
-        try:
-            return self._predicted("retain_model") if self.task.run.retain_model else None
-        except Unavailable:
-            return None
 
     def _model(self, role: str) -> str:
         """The name or folder of the model of this role, once it may be looked at."""
@@ -193,24 +182,18 @@ class NamedSources:
 
     def _base(self, role: str) -> str | None:
         """Place of the base model of an adapter, None for a whole model."""
-        source, base = self._model(role), None
+        source = self._model(role)
         if not is_of_hub(source) and not is_adapter(source):
             return None
-        task = self.task
-        if role == "after" and task.run.lora and not self._was_adapter():
-            base = str(task.run.model)  # the whole model that was given a new adapter
+        task, original, base = self.task, str(self.task.run.model), None
+        is_hidden = is_of_hub(original) and original not in self._hub
         try:
+            if role == "after" and task.run.lora and (is_hidden or saved_adapter(original) is None):
+                base = original  # the whole model that was given a new adapter
             base = task.base_of(source, base)
         except HamuError as error:
             raise Unavailable(f"its base model is not known: {error}") from error
         return base if base is None else self._need(base)
-
-    def _was_adapter(self) -> bool:
-        """True if the run began with an adapter; not of the hub, unless it may be looked at."""
-        source = str(self.task.run.model)
-        if is_of_hub(source):
-            return source in self._hub and self.task.base_of(source) is not None
-        return is_adapter(source)
 
     def _need(self, source: str) -> str:
         """A source that is here, or that may be read from the hub."""
