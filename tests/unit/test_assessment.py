@@ -143,7 +143,7 @@ def test_the_parts_of_a_gradient_reweigh_to_any_sample():
     drawn = Points(1, 0)
     drawn.x, drawn.y = RETAIN.x[sample], RETAIN.y[sample]
     direct = gradient(found.model, drawn).norm().item()
-    gram = parted.gram(torch.tensor([2, 1, 1, 1, 0]))
+    gram = parted.gram(torch.tensor([2, 1, 1, 1, 0]), torch.ones(4))
     assert gram.retain_sq.sum().sqrt().item() == pytest.approx(direct)
 
 

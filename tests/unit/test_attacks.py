@@ -227,7 +227,7 @@ def test_texts_are_attacked_in_all_ways_and_no_contents_are_kept(texts):
     assert result.outcomes["sample"]["unlearned"].at == (1, 2)
     assert result.outcomes["prefill"]["retrained"].at == (0, 3)
     content = json.loads(json.dumps(result.to_json()))
-    assert AttackResult.from_json(content) == result
+    assert json.loads(json.dumps(AttackResult.from_json(content).to_json())) == content
     assert data.forget.texts.records[0].answer.strip() not in json.dumps(content)
 
 

@@ -22,27 +22,17 @@ NEXT_TO_NOTHING = 0.05
 class Frontier:
     """The best attainable pairs of changes, per unit of learning rate.
 
-    Attributes:
-        demand: the constraint, Q/η or U/η, [P] from 0 to the feasible limit.
-        retain_change: change of the retain loss, [P]; negative is an improvement (F_r* of Theorem
-            4.1 for HAMU-Q).
-        forget_change: change of the forget loss, [P]; positive is forgetting.
-        feasible_limit: the largest demand that the gradients allow, Σ n_r,i n_f,i.
-        free_limit: the largest demand that costs the other side nothing to first order, where the
-            price turns from gain to loss; for one block it is n_r n_f sinθ where κ > 0, else all
-            that is feasible (App. B.4).
-        criterion_limit: the demand that meets the aggregate stopping criterion, Σ n_r,i n_f,i
-            sinθ_i (App. C; a step's `ConstraintStatus.free_limit`). With several blocks of
-            different angles it may be on either side of the free limit, and far below it where some
-            are opposed.
+    Up to the free limit a demand costs the other side nothing to first order; for one block that is
+    n_r n_f sinθ where κ > 0, else all that is feasible (App. B.4). The criterion limit meets the
+    aggregate stopping criterion (App. C); several blocks may have it on either side of the free.
     """
 
-    demand: Tensor
-    retain_change: Tensor
-    forget_change: Tensor
-    feasible_limit: float
+    demand: Tensor  # the constraint, Q/η or U/η, [P] from 0 to the feasible limit
+    retain_change: Tensor  # [P]; negative is an improvement (F_r* of Theorem 4.1 for HAMU-Q)
+    forget_change: Tensor  # [P]; positive is forgetting
+    feasible_limit: float  # the largest demand that the gradients allow, Σ n_r,i n_f,i
     free_limit: float
-    criterion_limit: float
+    criterion_limit: float  # Σ n_r,i n_f,i sinθ_i
 
     @property
     def free_share(self) -> float:
@@ -51,9 +41,11 @@ class Frontier:
 
     def at(self, demand: float) -> tuple[float, float]:
         """(retain_change, forget_change) of a demand, interpolated."""
-        known = self.demand.numpy()
-        retain, forget = self.retain_change.numpy(), self.forget_change.numpy()
-        return float(np.interp(demand, known, retain)), float(np.interp(demand, known, forget))
+        retain, forget = (
+            float(np.interp(demand, self.demand.numpy(), change.numpy()))
+            for change in (self.retain_change, self.forget_change)
+        )
+        return retain, forget
 
 
 def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Frontier:
@@ -97,24 +89,17 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision on whether to start.
+    """The decision on whether to start, with a suggestion.
 
-    Attributes:
-        code: 0 both objectives can improve, 3 it costs, 4 next to nothing is free or no step is
-            possible: the exit code of `hamu assess`.
-        headline: in a few words.
-        reason: the figures behind it, in words.
-        constraint: a suggested share of the feasible demand, for constraint_mode="relative"; 0 for
-            none.
-        learning_rate: a suggested rate, at which second order is at most a tenth of first order;
-            None if unknown.
+    `code`, the exit code of `hamu assess`, is 0 if both objectives can improve, 3 if it costs, 4 if
+    next to nothing is free or no step is possible.
     """
 
     code: int
     headline: str
-    reason: str
-    constraint: float
-    learning_rate: float | None
+    reason: str  # the figures behind it, in words
+    constraint: float  # share of the feasible demand, for constraint_mode="relative"; 0 for none
+    learning_rate: float | None  # keeps second order below a tenth of first; None if unknown
 
 
 def judge(
@@ -131,46 +116,35 @@ def judge(
             bound.
     """
     feasible, free, share = found.feasible_limit, found.free_limit, found.free_share
-    suggested = max(0.01, round(0.5 * share, 2))
-    rate = None if trusted_rate is None or math.isinf(trusted_rate) else _two_digits(trusted_rate)
     asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)
     if method.on_infeasible == "clamp":
         asked = min(asked, feasible)
-    limits = (
+    retain, forget = (change * scale for change, scale in zip(found.at(asked), scales, strict=True))
+    suggested, rate = max(0.01, round(0.5 * share, 2)), None
+    if trusted_rate is not None and math.isfinite(trusted_rate):
+        digits = 1 - math.floor(math.log10(trusted_rate))  # two digits, rounded down
+        rate = round(math.floor(trusted_rate * 10.0**digits + 1e-9) / 10.0**digits, digits)
+    reason = (
         f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free "
         f"({share:.0%}), and the demand is {asked:.4g}"
     )
-    changes = (change * scale for change, scale in zip(found.at(asked), scales, strict=True))
-    retain, forget = changes
-    code = MUST_HURT
     if share < NEXT_TO_NOTHING and asked > free:
-        suggested = 0.0
+        code, suggested = MUST_HURT, 0.0
         headline = f"stop: {'next to nothing is free' if free > 0 else 'every step must hurt'}"
-        reason = f"the gradients of both losses point nearly the same way; {limits}"
     elif asked > feasible * (1 + 1e-12):
-        headline = "stop: the constraint cannot be met"
-        reason = f"no step can be taken; {limits}"
+        code, headline = MUST_HURT, "stop: the constraint cannot be met"
     elif asked <= free * (1 + 1e-9):
         code, headline = CAN_IMPROVE, "can improve both"
-        reason = (
-            f"{limits}. To first order, a step of learning rate η changes the retain loss by "
+        reason += (
+            f". To first order, a step of learning rate η changes the retain loss by "
             f"{retain:+.4g}·η and the forget loss by {forget:+.4g}·η"
         )
         if share < NEXT_TO_NOTHING:
             suggested, headline = 0.0, f"{headline}, by next to nothing"
-            reason += "; a demand that does more will cost"
+    elif method.constrained == "forget":
+        price = f"{abs(retain / forget):.3g} retain loss per 1 of forget loss"
+        code, headline = WILL_COST, f"will cost about {price}"
     else:
-        code, reason = WILL_COST, limits
-        headline = (
-            f"will cost about {abs(retain / forget):.3g} retain loss per 1 of forget loss"
-            if method.constrained == "forget"
-            else f"will lower the forget loss by about {abs(forget / retain):.3g} per 1 of retain "
-            f"loss"
-        )
+        price = f"{abs(forget / retain):.3g} per 1 of retain loss"
+        code, headline = WILL_COST, f"will lower the forget loss by about {price}"
     return Verdict(code, headline, f"{reason}.", suggested, rate)
-
-
-def _two_digits(value: float) -> float:
-    """Rounded down to two digits."""
-    scale = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{math.floor(value / scale + 1e-9) * scale:.2g}")

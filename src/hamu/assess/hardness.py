@@ -22,25 +22,14 @@ _AT_ONCE = 1 << 20  # numbers of the Grams' intermediate sums that are held at a
 
 @dataclass(frozen=True)
 class Hardness:
-    """Hardness of reconciling both objectives, at the model as it is (paper, Sec. 4).
+    """Hardness of reconciling both objectives, at the model as it is (paper, Sec. 4)."""
 
-    Attributes:
-        kappa: κ = g_r·g_f of the clipped gradients; the larger, the harder.
-        cos: cosθ between them.
-        direct_threshold: κ1 (κ3 for HAMU-U); at or below it the objective's own gradient meets the
-            constraint.
-        stop_threshold: κ2 (κ4); above it every step that meets the constraint must hurt the other
-            side.
-        regime: "direct", "rectified" or "unavoidable" (Fig. 1).
-        max_demand: the largest constraint that the gradients allow.
-    """
-
-    kappa: float
+    kappa: float  # g_r·g_f of the clipped gradients; the larger, the harder
     cos: float
-    direct_threshold: float
-    stop_threshold: float
-    regime: str
-    max_demand: float
+    direct_threshold: float  # κ1 (κ3 for HAMU-U); up to it the objective's own gradient is enough
+    stop_threshold: float  # κ2 (κ4); above it a step that meets the constraint must hurt
+    regime: str  # "direct", "rectified" or "unavoidable" (Fig. 1)
+    max_demand: float  # the largest constraint that the gradients allow
 
     @classmethod
     def at(cls, status: ConstraintStatus) -> Hardness:
@@ -121,24 +110,18 @@ def measure_hardness(
     assessed = AssessedModel(model, retain, forget, collate, batch_size)
     with assessed.untouched():
         sides = [parted_gradient(assessed, side, parts=1) for side in ("retain", "forget")]
-        with torch.no_grad():
-            gram = clipped(PartedGram.of(assessed, *sides).gram(), max_grad_norm=1.0)
+        gram = clipped(PartedGram.of(assessed, *sides).gram(), max_grad_norm=1.0)
     method = HamuQ(0.5, constraint_mode="relative", stopping="off")
     return Hardness.at(constraint_status(gram, method))
 
 
 @dataclass(frozen=True)
 class VariantIntervals:
-    """Intervals of HAMU-Q or HAMU-U, low and high end; row 0 is the whole model, then each block.
+    """Low and high ends for HAMU-Q or HAMU-U; row 0 is the whole model, then each block."""
 
-    Attributes:
-        direct_threshold, stop_threshold: of κ1 and κ2 (κ3 and κ4 for HAMU-U), [1 + L, 2].
-        regimes: share of the replicates in each of `REGIMES`, [1 + L, 3].
-    """
-
-    direct_threshold: Tensor
-    stop_threshold: Tensor
-    regimes: Tensor
+    direct_threshold: Tensor  # [1 + L, 2]
+    stop_threshold: Tensor  # [1 + L, 2]
+    regimes: Tensor  # share of the replicates in each of `REGIMES`, [1 + L, 3]
 
 
 @dataclass(frozen=True)
@@ -150,35 +133,24 @@ class Intervals:
     cosine towards 0. The replicates spread by √(m/(m-1)) about it, as the parts are
     that much nearer to their mean than to the truth. Regimes compare a replicate's κ, so moved,
     with the thresholds of the estimate.
-
-    Attributes:
-        level: the share of replicates that lie inside.
-        replicates: their number.
-        parts: m, of the side that has fewer.
-        kappa, cos: low and high end of the whole model (row 0) and of each block, [1 + L, 2].
-        variants: by the name of the variant.
     """
 
-    level: float
+    level: float  # the share of replicates that lie inside
     replicates: int
-    parts: int
-    kappa: Tensor
+    parts: int  # m, of the side that has fewer
+    kappa: Tensor  # low and high end of the whole model (row 0) and of each block, [1 + L, 2]
     cos: Tensor
     variants: dict[str, VariantIntervals]
 
     def row(self, number: int) -> dict[str, Any]:
         """The intervals of the whole model (0) or of a block (from 1), as JSON holds them."""
-        found: dict[str, Any] = {"kappa": self.kappa, "cos": self.cos}
-        found |= {name: dict(vars(of)) for name, of in self.variants.items()}
-        rows = _at(found, number)
-        for name in self.variants:
-            rows[name]["regimes"] = dict(zip(REGIMES, rows[name]["regimes"], strict=True))
-        return rows
-
-
-def _at(values: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """One row of each tensor, also within."""
-    return {k: _at(v, row) if isinstance(v, dict) else v[row].tolist() for k, v in values.items()}
+        found: dict[str, Any] = {
+            key: getattr(self, key)[number].tolist() for key in ("kappa", "cos")
+        }
+        for name, variant in self.variants.items():
+            found[name] = {key: value[number].tolist() for key, value in vars(variant).items()}
+            found[name]["regimes"] = dict(zip(REGIMES, found[name]["regimes"], strict=True))
+        return found
 
 
 def bootstrap(
@@ -206,7 +178,16 @@ def bootstrap(
     variants = variants_of(method)
 
     def of_sample(*counts: Tensor) -> dict[str, Tensor]:
-        return _figures(clipped(parted.gram(*counts), max_grad_norm), variants)
+        """The figures by name, of the whole model and of each block, [1 + L]."""
+        gram = clipped(parted.gram(*counts), max_grad_norm)
+        total = gram.total()
+        pairs = {"kappa": (total.dot, gram.dot), "cos": (total.cos, gram.cos)}
+        for name, variant in variants.items():
+            status = constraint_status(gram, variant)
+            blocks = BlockHardness.at(status)
+            pairs[f"{name} direct"] = (status.direct_threshold[None], blocks.direct_threshold)
+            pairs[f"{name} stop"] = (status.stop_threshold[None], blocks.stop_threshold)
+        return {name: torch.cat(pair) for name, pair in pairs.items()}
 
     generator = torch.Generator().manual_seed(seed)
     draws = [
@@ -216,8 +197,7 @@ def bootstrap(
     counts = (torch.stack(side).double() for side in zip(*draws, strict=True))
     rows = max(1, _AT_ONCE // (len(parted.products) * sum(sizes)))
     drawn = torch.func.vmap(of_sample, chunk_size=rows)(*counts)
-    known = of_sample(*(torch.ones(m) for m in sizes))
-    spread = math.sqrt(parts / (parts - 1))
+    known, spread = of_sample(), math.sqrt(parts / (parts - 1))
     moved = {name: (v - v.mean(0)) * spread + known[name] for name, v in drawn.items()}
     ends = {name: _interval(name, values, level) for name, values in moved.items()}
     by_variant = {}
@@ -228,18 +208,6 @@ def bootstrap(
         sure = VariantIntervals(ends[direct], ends[stop], torch.stack(shares, dim=-1))
         by_variant[name] = sure
     return Intervals(level, replicates, parts, ends["kappa"], ends["cos"], by_variant)
-
-
-def _figures(gram: PairGram, variants: Mapping[str, HamuQ | HamuU]) -> dict[str, Tensor]:
-    """The figures with intervals by name, of the whole model and of each block, [1 + L]."""
-    total = gram.total()
-    pairs = {"kappa": (total.dot, gram.dot), "cos": (total.cos, gram.cos)}
-    for name, variant in variants.items():
-        status = constraint_status(gram, variant)
-        blocks = BlockHardness.at(status)
-        pairs[f"{name} direct"] = (status.direct_threshold[None], blocks.direct_threshold)
-        pairs[f"{name} stop"] = (status.stop_threshold[None], blocks.stop_threshold)
-    return {name: torch.cat(pair) for name, pair in pairs.items()}
 
 
 def _interval(name: str, values: Tensor, level: float) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,33 +39,31 @@ class AttackScores:
     members: Tensor  # [N], of forget records
     nonmembers: Tensor  # [M], of records that were never trained on
 
-    @property
-    def is_member(self) -> NDArray[Any]:
-        """1 for each member, then 0 for each nonmember."""
-        return np.repeat([1, 0], [len(self.members), len(self.nonmembers)])
-
-    @property
-    def both(self) -> NDArray[Any]:
-        """All scores in that order."""
-        return np.concatenate([self.members.numpy(), self.nonmembers.numpy()])
+    @cached_property
+    def ranked(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """1 for each member, then 0 for each nonmember; and all scores in that order."""
+        is_member = np.repeat([1, 0], [len(self.members), len(self.nonmembers)])
+        return is_member, torch.cat([self.members, self.nonmembers]).numpy()
 
     @property
     def is_usable(self) -> bool:
         """True if there are scores of both, all finite."""
-        return bool(len(self.members) and len(self.nonmembers) and np.isfinite(self.both).all())
+        return bool(
+            len(self.members) and len(self.nonmembers) and np.isfinite(self.ranked[1]).all()
+        )
 
     @property
     def auc(self) -> float:
         """Area under the ROC curve."""
         from sklearn.metrics import roc_auc_score
 
-        return float(roc_auc_score(self.is_member, self.both))
+        return float(roc_auc_score(*self.ranked))
 
     def roc(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """ROC curve: shares of nonmembers and of members above each threshold, from 0 to 1."""
         from sklearn.metrics import roc_curve
 
-        nonmembers, members, _ = roc_curve(self.is_member, self.both)
+        nonmembers, members, _ = roc_curve(*self.ranked)
         return nonmembers, members
 
 
@@ -96,8 +95,9 @@ def membership_inference(
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
     # balanced: an uneven ratio in a fold must neither help nor hurt the regression
     attack = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced"))
-    guesses = cross_val_predict(attack, -scores.both[:, None], scores.is_member, cv=folds)
-    accuracy = float((guesses == scores.is_member).mean())
+    is_member, both = scores.ranked
+    guesses = cross_val_predict(attack, -both[:, None], is_member, cv=folds)
+    accuracy = float((guesses == is_member).mean())
     return MembershipInference(accuracy, scores.auc, len(scores.members))
 
 
@@ -158,13 +158,12 @@ def membership_scores(
     - `min_k_plus_plus`: the mean of the max(1, ⌊n·k⌋) lowest (log p - μ)/σ, μ and σ being mean and
       standard deviation of log p under the model's own prediction (Zhang et al. 2024b).
     """
-    loss = -predictions.record_losses
-    sizes = [len(zlib.compress(text.encode())) for text in texts]
+    sizes = torch.tensor([len(zlib.compress(text.encode())) for text in texts])
     spread = predictions.spread.clamp(min=_SMALLEST_SPREAD)
     normalized = (-predictions.losses - predictions.expected) / spread
     return {
-        "loss": loss,
-        "zlib": loss / torch.tensor(sizes, dtype=torch.float64),
+        "loss": -predictions.record_losses,
+        "zlib": -predictions.record_losses / sizes,
         "min_k": min_k_scores(predictions, k),
         "min_k_plus_plus": _mean_of_lowest(predictions, normalized, k),
     }

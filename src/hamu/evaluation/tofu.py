@@ -76,16 +76,11 @@ class TofuSets:
     """Questions and answers to evaluate on; None leaves a set out.
 
     Each record has the field `perturbed_answer` (wrong answers), and maybe `paraphrased_answer`.
-
-    Attributes:
-        forget, retain: the records to forget, and records to keep.
-        real_authors: questions about authors who exist.
-        world_facts: questions about the world.
     """
 
     forget: TextRecords | None = None
     retain: TextRecords | None = None
-    real_authors: TextRecords | None = None
+    real_authors: TextRecords | None = None  # questions about authors who exist
     world_facts: TextRecords | None = None
 
 
