@@ -21,15 +21,10 @@ from hamu.unlearning.trainer.config import checkpoints_activations
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Result of a dry run.
+    """Result of a dry run."""
 
-    Attributes:
-        rows: names and sizes, in words.
-        note: the assumptions of the estimate, and the ways to need less.
-    """
-
-    rows: tuple[tuple[str, str], ...]
-    note: str
+    rows: tuple[tuple[str, str], ...]  # names and sizes, in words
+    note: str  # the assumptions of the estimate, and the ways to need less
 
 
 def plan(settings: Settings, console: Console) -> RunPlan:

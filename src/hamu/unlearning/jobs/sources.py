@@ -28,17 +28,11 @@ from hamu.unlearning.record.verify import verify as verify_record
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of `verify`.
-
-    Attributes:
-        folder: of the run.
-        findings: a finding for each statement of the record.
-        record_digest: the SHA-256 of record.json.
-    """
+    """Result of `verify`."""
 
     folder: Path
-    findings: tuple[Finding, ...]
-    record_digest: str
+    findings: tuple[Finding, ...]  # one for each statement of the record
+    record_digest: str  # the SHA-256 of record.json
 
     def count(self, holds: bool | None) -> int:
         """Number of statements that hold, do not hold, or (None) cannot be checked."""
@@ -128,7 +122,7 @@ class NamedSources:
         before = self._model("before")
         for source in {before, self._base("before") or before}:
             self._folder(source)  # a model of the hub is to be in its cache
-        now = without_order(self.task.inputs_of(self.problem, retain_model=False))
+        now = without_order(self.task.inputs_of(self.problem, ("original",)))
         name = differing(read_inputs(self._run), now)
         record = read_record(self._run)
         if name is None and record is not None:

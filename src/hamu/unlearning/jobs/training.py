@@ -44,19 +44,12 @@ _HARDLY = 0.05  # a probability that is 5% lower or higher
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of `train`.
-
-    Attributes:
-        folder: the output folder.
-        figures: losses and accuracies on the training and test data, and the seconds of training.
-        was_complete: the run to resume had already ended.
-        merge_failure: reason why `merge` failed; "" if it did not.
-    """
+    """Result of `train`."""
 
     folder: Path
-    figures: dict[str, Any]
-    was_complete: bool = False
-    merge_failure: str = ""
+    figures: dict[str, Any]  # losses and accuracies on training and test data, and the seconds
+    was_complete: bool = False  # the run to resume had already ended
+    merge_failure: str = ""  # reason why `merge` failed
 
     @property
     def model(self) -> Path:
@@ -66,16 +59,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class Unlearned(Trained):
-    """Result of `unlearn`.
+    """Result of `unlearn`; its figures are those of evaluation.json.
 
-    Attributes:
-        folder, was_complete, merge_failure: as of `Trained`.
-        figures: the figures "before" and "after", the trajectory, "goal" with the standings (None
-            if nothing defines forgotten), and how the run ended.
-        lines: the course of the run and what of it is saved, a sentence each.
+    They are "before" and "after", the trajectory, "goal" with the standings (None if nothing
+    defines forgotten), and how the run ended.
     """
 
-    lines: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()  # the course of the run and what of it is saved
 
     @property
     def record_digest(self) -> str:
@@ -84,17 +74,10 @@ class Unlearned(Trained):
 
 
 def train(*, console: Console | None = None, **options: Any) -> Trained | RunPlan:
-    """Train the original model; with `without_forget`, the retain model.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu train`, which --help-all lists, with the same defaults.
-
-    Returns:
-        The trained model and its figures; with `dry_run` the plan of the run.
+    """Train the original model; with `without_forget`, the retain model; with `dry_run`, plan it.
 
     Raises:
-        HamuError: if an option is unknown or does not fit, or training diverged.
+        HamuError: also if training diverged.
     """
     console = console or silent()
     settings = settings_of("train", options)
@@ -159,18 +142,10 @@ def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
 
 
 def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | RunPlan:
-    """Unlearn the forget set from a model, by goal unless the options name how.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu unlearn`, which --help-all lists, with the same defaults.
-
-    Returns:
-        The model, its figures and the record; with `dry_run` the plan of the run.
+    """Unlearn the forget set from a model, by goal unless the options name how; or plan it.
 
     Raises:
-        HamuError: if an option is unknown or does not fit, no step could be taken, or the run
-            diverged.
+        HamuError: also if no step could be taken, or the run diverged.
     """
     console = console or silent()
     settings = settings_of("unlearn", options)

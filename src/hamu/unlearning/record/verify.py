@@ -46,17 +46,11 @@ class Unavailable(HamuError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement of a record.
-
-    Attributes:
-        statement: in words.
-        holds: None if it cannot be checked.
-        why: why it does not hold, or cannot be checked.
-    """
+    """One statement of a record."""
 
     statement: str
-    holds: bool | None
-    why: str = ""
+    holds: bool | None  # None if it cannot be checked
+    why: str = ""  # it does not hold, or cannot be checked
 
 
 def verify(run: Path, sources: NamedSources, *, evaluate: bool = True) -> Iterator[Finding]:
