@@ -19,7 +19,7 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.models.storage import save_model
-from hamu.unlearning.jobs.sources import NamedSources
+from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.jobs.tasks import TextTask
 
 DATA = "--data records.jsonl --forget_rows 0,1,2,3"

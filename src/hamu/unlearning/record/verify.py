@@ -21,7 +21,7 @@ from hamu.unlearning.record.record import SETS, plain
 from hamu.unlearning.record.schema import schema, violations
 
 if TYPE_CHECKING:
-    from hamu.unlearning.jobs.sources import NamedSources
+    from hamu.unlearning.jobs.review import NamedSources
 
 # Largest distance of figures from those recorded, absolutely, and for those above 1 relatively.
 TOLERANCE = {"float32": 0.005, "half precision": 0.05}
