@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hamu.core.distributed import barrier, from_main, is_main
 from hamu.errors import HamuError, first_line
@@ -82,85 +83,64 @@ class Checkpoints:
         """Remove the oldest beyond `save_total_limit`; the newest and the best stay, and count."""
         if not most or most < 0 or not is_main():
             return
-        ours = [(step, path) for step, path in self._found() if _is_ours(path)]
-        ours.sort(key=lambda found: found[0] <= self._written)  # first those of an earlier run
-        protected = {ours[-1][1].name, *([Path(best).name] if best else [])}
-        removable = [path for _, path in ours if path.name not in protected]
-        for path in removable[: max(0, len(ours) - most)]:
-            remove_whole(path)
+        ours = [(step <= self._written, step, path) for step, path in self._found(ours=True)]
+        names = [path.name for *_, path in sorted(ours)]  # first those of an earlier run
+        protected = {names[-1], Path(best or "").name}
+        removable = [name for name in names if name not in protected]
+        for name in removable[: max(0, len(names) - most)]:
+            remove_whole(self._folder / name)
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """Newest whole checkpoint, None if there is none; and the damage of each newer one."""
 
-        def find() -> tuple[str | None, list[str]]:
+        def find() -> tuple[Path | None, list[str]]:
             damages: list[str] = []
             for _, path in reversed(self._found()):
                 damage = damage_of(path)
                 if damage is None:
-                    return str(path), damages
+                    return path, damages
                 damages.append(f"{path} is damaged: {damage}")
             return None, damages
 
-        path, damages = from_main(find)
-        return (None if path is None else Path(path)), damages
+        return from_main(find)
 
     def remove_after(self, path: Path | None) -> None:
         """Remove the checkpoints newer than this one, without one all; other programs' stay."""
-        for _, newer in reversed(self._found()):
-            if newer == path:
-                return
-            if _is_ours(newer):
-                remove_whole(newer)
+        step = -1 if path is None else int(path.name.removeprefix(CHECKPOINT))
+        for newer, found in self._found(ours=True):
+            if newer > step:
+                remove_whole(found)
 
-    def _found(self) -> list[tuple[int, Path]]:
-        """Step and folder of each, oldest first."""
-        folders = [path for path in self._folder.glob(f"{CHECKPOINT}*") if path.is_dir()]
-        named = [(path.name.removeprefix(CHECKPOINT), path) for path in folders]
-        return sorted((int(step), path) for step, path in named if step.isdecimal())
-
-
-def _is_ours(path: Path) -> bool:
-    """True for checkpoints of this module, damaged or not: others have files and no manifest."""
-    return (path / MANIFEST).is_file() or not any(path.iterdir())
+    def _found(self, *, ours: bool = False) -> list[tuple[int, Path]]:
+        """Step and folder of each, oldest first; of other programs have files and no manifest."""
+        return sorted(
+            (int(step), path)
+            for path in self._folder.glob(f"{CHECKPOINT}*")
+            if path.is_dir() and (step := path.name.removeprefix(CHECKPOINT)).isdecimal()
+            if not ours or (path / MANIFEST).is_file() or not any(path.iterdir())
+        )
 
 
 def damage_of(path: Path) -> str | None:
     """Damage of a checkpoint, None if it is as it was written."""
     try:
         manifest = json.loads((path / MANIFEST).read_text("utf-8"))
-        listed = [(name, entry["size"], entry["sha256"]) for name, entry in manifest.items()]
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
+        damaged = [name for name, entry in manifest.items() if entry != _entry(path / name)]
+    except (ValueError, AttributeError, RecursionError):
         return f"its {MANIFEST} cannot be read"
-    for name, size, digest in listed:
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != size or file_digest(file) != digest:
-            return f"{name} is not as it was written"
-    return None
-
-
-@contextmanager
-def restoring(checkpoint: str | Path) -> Iterator[None]:
-    """Turn errors of reading into a HamuError: a whole file may be of another model or version."""
-    try:
-        yield
-    except HamuError:
-        raise
-    except Exception as error:  # libraries raise many kinds for what they cannot read
-        raise HamuError(
-            f"the checkpoint {checkpoint} cannot be restored: {first_line(error)}; resume from an "
-            f"older one"
-        ) from error
+    except OSError as error:
+        return f"{Path(error.filename).name} is missing"
+    return f"{damaged[0]} is not as it was written" if damaged else None
 
 
 def seal(folder: Path) -> None:
     """Write the manifest, and flush all files to the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    listed = {
-        str(path.relative_to(folder)): {"size": path.stat().st_size, "sha256": file_digest(path)}
-        for path in files
-    }
+    listed = {str(path.relative_to(folder)): _entry(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
     for path in (*files, folder / MANIFEST, folder):
         sync(path)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": file_digest(path)}

@@ -102,8 +102,8 @@ class PromiseRecord:
             self.kept.append(outcome.kept)
 
     def summary(self) -> dict[str, Any] | None:
-        """Steps checked, those with a demand above rounding, the share of these that kept it, and
-        median realised/promised; None without any.
+        """Steps checked, those judged by a demand, the share that kept it, median ratios by side;
+        None without any.
         """
         if not self.checked:
             return None

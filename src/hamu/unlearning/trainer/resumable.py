@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from transformers.trainer_utils import SaveStrategy
 
 from hamu.core.distributed import all_reduced, is_main, is_sharded, world_size
 from hamu.data.images import collate
-from hamu.errors import HamuError, first_line
+from hamu.data.sources import reading
+from hamu.errors import HamuError
 from hamu.files import CHECKPOINT, TRAINER_STATE
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
-from hamu.unlearning.trainer.checkpoints import Checkpoints, damage_of, restoring
+from hamu.unlearning.trainer.checkpoints import Checkpoints, damage_of
 from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
 from hamu.unlearning.trainer.evaluations import check_is_measured
 from hamu.unlearning.trainer.logs import silence, stand_between
@@ -78,16 +79,14 @@ class ResumableTrainer(Trainer):
     train_dataset: Any
 
     def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
-        self.interrupted_by = ""
-        self.was_interrupted = False
-        self.resumed_from = ""
+        self.interrupted_by = self.resumed_from = ""
+        self.was_interrupted = self._held = False
         processing = kwargs.get("processing_class")
         self.beside_model: list[Any] = [] if processing is None else [processing]
         self.before_saving: Callable[[], Any] = lambda: None
         self.checkpoints = Checkpoints(str(args.output_dir))
         self._staged: Path | None = None
         self._saved_step = self._passed_step = -1
-        self._held = False
         super().__init__(model, args, **kwargs)
         stand_between(self, kwargs.get("callbacks") or [], own_options(type(args)))
 
@@ -123,13 +122,15 @@ class ResumableTrainer(Trainer):
         return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the optimizer."""
-        with _making("optimizer", "optim", self.args.optim):
+        """Make the optimizer; a library's refusal names the option."""
+        name = getattr(self.args.optim, "value", self.args.optim)
+        with reading(f"the optimizer {name} cannot be made", "; choose another --optim"):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the schedule."""
-        with _making("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
+        """Make the schedule; a library's refusal names the option."""
+        name = getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type)
+        with reading(f"the schedule {name} cannot be made", "; choose another --lr_scheduler_type"):
             return super().create_scheduler(*args, **kwargs)
 
     @property
@@ -271,10 +272,15 @@ class ResumableTrainer(Trainer):
         self._saved_step = state.global_step
         self.checkpoints.limit(self.args.save_total_limit, state.best_model_checkpoint)
 
+    def _restoring(self, checkpoint: object) -> AbstractContextManager[None]:
+        """Name a checkpoint that is whole, but of another model or version."""
+        failure = f"the checkpoint {checkpoint} cannot be restored"
+        return reading(failure, "; resume from an older one")
+
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        with restoring(folder := Path(resume_from_checkpoint)):
+        with self._restoring(folder := Path(resume_from_checkpoint)):
             load_tensors(self.model, folder)
             self.load_more(folder)
             self.load_run_state(run_state_of(folder))
@@ -296,7 +302,7 @@ class ResumableTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        with restoring(checkpoint):
+        with self._restoring(checkpoint):
             if not is_sharded(self.model):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 return
@@ -308,7 +314,7 @@ class ResumableTrainer(Trainer):
             self.lr_scheduler.load_state_dict(torch.load(folder / _SCHEDULER, weights_only=True))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with restoring(str(checkpoint)):
+        with self._restoring(checkpoint):
             super()._load_rng_state(checkpoint)
 
 
@@ -318,23 +324,11 @@ def run_state_of(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def _making(what: str, option: str, choice: Any) -> Iterator[None]:
-    """Refuse settings that a library refuses, before anything is written."""
-    try:
-        yield
-    except (ImportError, ValueError, TypeError, RuntimeError, KeyError) as error:
-        name = getattr(choice, "value", choice)
-        raise HamuError(
-            f"the {what} {name} cannot be made: {first_line(error)}; choose another --{option}"
-        ) from error
-
-
 def train_original(
     model: Any,
     data: Dataset[Any],
     args: TrainConfig,
-    collator: Callable[[Any], Mapping[str, Any]] | None = None,
+    collator: Callable[[Any], Mapping[str, Any]] = collate,
     callbacks: list[TrainerCallback] | None = None,
     eval_data: Dataset[Any] | None = None,
     *,
@@ -362,10 +356,7 @@ def train_original(
             "an evaluation needs test data; give --test_data, or leave out --eval_strategy and "
             "--eval_on_start"
         )
-    if args.channels_last:
-        to_channels_last(model)
-    if checkpoints_activations(args):
-        let_gradients_through(model)
+    set_up_layers(model, args, channels_last=args.channels_last)
     is_text = "input_ids" in data[0]
     if evaluates and args.metric_for_best_model is not None:
         check_is_measured(args.metric_for_best_model, ["loss"] if is_text else ["loss", "accuracy"])
@@ -373,7 +364,7 @@ def train_original(
     trainer = ResumableTrainer(
         model,
         args,
-        data_collator=collator or collate,
+        data_collator=collator,
         train_dataset=data,
         eval_dataset=eval_data,
         compute_metrics=None if is_text else _accuracy,
@@ -397,18 +388,22 @@ def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float(hits.mean())}
 
 
-def to_channels_last(model: Any) -> None:
-    """Put two-dimensional convolutions in channels-last order, unless others are among them."""
-    if all(p.dim() <= 4 for p in model.parameters()):
-        model.to(memory_format=torch.channels_last)
-
-
-def let_gradients_through(model: Any) -> None:
-    """With an adapter, let gradients pass checkpointed layers: else they end at its embeddings."""
+def set_up_layers(model: Any, args: TrainConfig, *, channels_last: bool) -> None:
+    """Order a model's convolutions, and let gradients pass its checkpointed layers."""
+    if channels_last:
+        to_channels_last(model)
+    if not checkpoints_activations(args):
+        return
     if not getattr(model, "supports_gradient_checkpointing", True):
         raise HamuError(
             f"{type(model).__name__} cannot recompute activations; leave out "
             f"--gradient_checkpointing"
         )
-    if hasattr(model, "peft_config"):
+    if hasattr(model, "peft_config"):  # else gradients would end at the frozen embeddings
         model.enable_input_require_grads()
+
+
+def to_channels_last(model: Any) -> None:
+    """Put two-dimensional convolutions in channels-last order, unless others are among them."""
+    if all(p.dim() <= 4 for p in model.parameters()):
+        model.to(memory_format=torch.channels_last)
