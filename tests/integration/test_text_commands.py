@@ -205,7 +205,7 @@ def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, capsys):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    ("--data broken.jsonl --forget_rows 0", "line 2 of broken.jsonl cannot be read as JSON"),
+    ("--data broken.jsonl --forget_rows 0", "broken.jsonl cannot be read: "),
     ("--data miniature --forget_filter author=Nobody", "the forget set is empty"),
     ("--data miniature --forget_filter author", "cannot be read; write COLUMN=VALUE"),
     (f"{FORGET} --max_length 5", "has no answer token among its first 5 tokens"),
@@ -247,7 +247,7 @@ def test_every_checkpoint_of_a_run_opens_as_a_model(tmp_path, capsys, lora):
     (tmp_path / "train/model").rename(tmp_path / "elsewhere")
     assert run(f"{job}/train --output_dir {tmp_path}/no") == 2
     newest = f"{tmp_path}/train/checkpoint-4"
-    assert f"resume it, or give its newest checkpoint, {newest}" in capsys.readouterr().err
+    assert f"train is the folder of a run; its model is {newest}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("recipe", ["tofu-llama2-lora", "waterdrum-tofu-llama2-lora"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
+import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +17,7 @@ from hamu.cli import demo, printed
 from hamu.cli.screen import say
 from hamu.unlearning import jobs
 from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN
-from hamu.unlearning.jobs.settings import Parser, check_has_a_place, parser_of
+from hamu.unlearning.jobs.settings import Parser, parser_of
 
 _ABOUT = {
     "train": "Train the original model; with --without_forget, the retain model.",
@@ -37,74 +40,26 @@ _ABOUT = {
     "the page. Only the page is written.",
     "demo": demo.__doc__ or "",
 }
-_FLAG: dict[str, Any] = {"action": "store_true"}
-_READING_A_RUN: dict[str, dict[str, Any]] = {
-    "--no_models": _FLAG | {"help": "do not ask the models again, which takes most of the time"},
-    "--hub": {
-        "action": "append",
-        "default": [],
-        "metavar": "hub:OWNER/NAME",
-        "help": "a data set or model of the run that may be read from the hub, by the name that it "
-        "has in config.yaml; may be given several times. Without it what is of the hub is not "
-        "looked at",
-    },
-    "--trust_remote_code": _FLAG
-    | {"help": "run the code that comes with a model, which can do anything"},
-}
-# Arguments of the commands that are no job of options.
-_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
-    "verify": {"run": {"help": "the --output_dir of a `hamu unlearn`"}} | _READING_A_RUN,
-    "report": {
-        **_READING_A_RUN,
-        "runs": {
-            "nargs": "+",
-            "metavar": "RUN",
-            "help": "the --output_dir of a `hamu unlearn`, or that of a `hamu compare`, which "
-            "stands for all its runs",
-        },
-        "--output": {
-            "metavar": "FILE.html",
-            "help": "where the page goes; by default report.html in the folder that is named",
-        },
-        "--contents": _FLAG
-        | {
-            "help": "also show what the data say: images, prompts, answers, names of classes, "
-            "numbers of rows"
-        },
-        "--samples": {
-            "type": int,
-            "default": 5000,
-            "help": "ask about at most this many records of a set",
-        },
-        "--answers": {
-            "type": int,
-            "default": 20,
-            "help": "text, with --contents: show this many answers of each set",
-        },
-    },
-    "demo": {
-        "--task": {"default": "image", "help": "image (digits) or text (fictitious authors)"},
-        "--output_dir": {"default": "runs/demo", "help": "where the results go"},
-        "--seed": {"type": int, "default": 42, "help": "seed of everything"},
-        "--overwrite": _FLAG | {"help": "replace an earlier demo in --output_dir"},
-    },
+# Commands that are no job of options: the arguments of their functions are their own.
+_OWN: dict[str, Callable[..., Any]] = {
+    "verify": jobs.verify,
+    "report": jobs.report,
+    "demo": demo.demo,
 }
 
 
 def run(command: str, argv: list[str], console: Console) -> int:
     """Run a command and print its result; returns the exit code."""
-    if command not in _ARGUMENTS:
+    if command not in _OWN:
         found = getattr(jobs, command)(console=console, **given_flags(command, argv))
         return printed.result(found, console)
     options = vars(own_parser(command).parse_args(argv))
     if command == "verify":
         return printed.result(jobs.verify(**options), console)
-    if command == "demo":
-        demo.demo(console=console, **options)
-        return 0
-    page = jobs.report(console=console, **options)
-    size = page.stat().st_size / 1e6
-    console.print(f"the report is in {page} ({size:.1f} MB)", soft_wrap=True)
+    page = _OWN[command](console=console, **options)
+    if page is not None:
+        size = page.stat().st_size / 1e6
+        console.print(f"the report is in {page} ({size:.1f} MB)", soft_wrap=True)
     return 0
 
 
@@ -120,9 +75,6 @@ def given_flags(command: str, argv: list[str]) -> dict[str, Any]:
         more = "" if everything else "\n\n--help-all shows the other training arguments too."
         say(_help(usage, _ABOUT[command], actions) + more)
         sys.exit(0)
-    for word in argv:
-        if word.startswith("--"):
-            check_has_a_place(word[2:].partition("=")[0].replace("-", "_"), "the command")
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     return dict(vars(parser.parse_args(argv)))
@@ -143,10 +95,23 @@ class OwnParser(Parser):
 
 
 def own_parser(command: str) -> OwnParser:
-    """The parser of verify, report or demo."""
-    parser = OwnParser(f"hamu {command}", _ABOUT[command])
-    for name, settings in _ARGUMENTS[command].items():
-        parser.add_argument(name, **settings)
+    """The parser of verify, report or demo; its help is that of the function's docstring."""
+    parser, function = OwnParser(f"hamu {command}", _ABOUT[command]), _OWN[command]
+    helps = dict(re.findall(r"^ {8}(\w+): (.*)$", function.__doc__ or "", re.MULTILINE))
+    for name, parameter in inspect.signature(function).parameters.items():
+        default = parameter.default
+        how: dict[str, Any] = {"default": default, "type": type(default)}
+        if default is parameter.empty:
+            how = {"nargs": "+", "metavar": "RUN"} if name == "runs" else {}
+        elif isinstance(default, bool):
+            how = {"action": "store_true"}
+        elif default == ():
+            how = {"action": "append", "default": []}
+        elif default is None:
+            how = {}
+        if name != "console":
+            flag = name if parameter.default is parameter.empty else f"--{name}"
+            parser.add_argument(flag, help=helps[name].removesuffix("."), **how)
     return parser
 
 

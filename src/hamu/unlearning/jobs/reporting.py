@@ -13,7 +13,7 @@ from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import embed
 from hamu.files import REPORT, write_whole
-from hamu.report import observations as seen
+from hamu.report import run as seen
 from hamu.report.page import MARK, report_page
 from hamu.report.run import Run, read_runs, run_folders
 from hamu.unlearning.jobs.progress import silent
