@@ -20,8 +20,8 @@ from transformers import TrainingArguments
 from watching import watched
 
 from hamu.cli import main
-from hamu.report.observations import AnsweredRecord
 from hamu.report.page import answers_page
+from hamu.report.run import AnsweredRecord
 from hamu.unlearning.jobs.options import REFUSED
 from hamu.unlearning.trainer.checkpoints import seal
 

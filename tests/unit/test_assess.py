@@ -23,9 +23,8 @@ from hamu.assess import (
     lanczos,
     second_order,
 )
-from hamu.assess.frontier import CAN_IMPROVE, MUST_HURT, WILL_COST
 from hamu.assess.gradients import AssessedModel, PartedGram, norm, parted_gradient
-from hamu.assess.hardness import constraint_status
+from hamu.assess.hardness import CAN_IMPROVE, MUST_HURT, WILL_COST, constraint_status
 
 F64 = torch.float64
 

@@ -24,11 +24,10 @@ from hamu.core.methods import HamuQ, HamuU
 from hamu.evaluation import AttackResult, Predictions
 from hamu.evaluation.attack_results import QUANTIZE, RELEARN_RETAIN, RETRAINED, UNLEARNED, Outcome
 from hamu.report import pictures
-from hamu.report.charts import BUCKETS, extremes, losses_of_runs, step_charts, trajectories
-from hamu.report.page import MARK, report_page, several
+from hamu.report.charts import BUCKETS, extremes, step_charts, trajectories
+from hamu.report.page import MARK, report_page, several, verdict
 from hamu.report.pictures import STYLES, Look, draw_trajectories, looks_of
 from hamu.report.run import read_run, read_runs, run_folders, told_apart
-from hamu.report.verdict import verdict
 
 LASTING = {"lasts": True, "verdict": "It lasts: so.", "kind": "image", "outcomes": {}}
 LASTING |= {"skipped": {}, "records": {"forget": 20, "measured": 20}, "settings": {}}
@@ -272,11 +271,6 @@ def test_only_the_mean_loss_is_called_a_loss(tmp_path, settings, own):
         if is_own:
             assert "nats" not in charts[title].layout.yaxis.title.text
             assert charts[title].data[0].y[0] == pytest.approx(run.steps[f"{side}_loss"][0])
-        compared = losses_of_runs([run], looks_of(["gdiff"]), side)
-        assert bool(compared) != is_own, "nor laid over losses of other runs"
-        assert (
-            f"the {side} loss of the steps' batches of run, run: " in words_of(run, run)
-        ) == is_own
 
 
 def test_the_gains_are_those_of_the_model_saved(tmp_path):

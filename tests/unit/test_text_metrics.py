@@ -25,14 +25,14 @@ from hamu.evaluation import (
     text_report,
     tofu_report,
 )
-from hamu.evaluation.membership import membership_scores, min_k_scores
-from hamu.evaluation.predictions import probabilities
-from hamu.evaluation.tofu import (
+from hamu.evaluation.answers import (
     model_utility,
     normalized_probabilities,
     truth_ratio_scores,
     truth_ratios,
 )
+from hamu.evaluation.membership import membership_scores, min_k_scores
+from hamu.evaluation.predictions import probabilities
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.tables import membership_line
 from hamu.unlearning.jobs.tasks import scored_texts

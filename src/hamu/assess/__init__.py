@@ -14,15 +14,18 @@ from hamu.assess.curvature import (
     lanczos,
     second_order,
 )
-from hamu.assess.frontier import Frontier, Verdict, frontier, judge
 from hamu.assess.gradients import AssessedModel, Conflicts, gradient_alignment
 from hamu.assess.hardness import (
     REGIMES,
     BlockHardness,
+    Frontier,
     Hardness,
     Intervals,
     VariantIntervals,
+    Verdict,
     bootstrap,
+    frontier,
+    judge,
     measure_hardness,
 )
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from hamu.assess import frontier as prices
 from hamu.assess import hardness as hard
 from hamu.assess.curvature import (
     LANCZOS,
@@ -58,13 +57,13 @@ class Assessment:
     intervals: hard.Intervals | None  # None with too few records or too little memory
     block_names: list[str]
     block_hardness: dict[str, hard.BlockHardness]  # by variant
-    frontiers: dict[str, prices.Frontier]  # by variant
+    frontiers: dict[str, hard.Frontier]  # by variant
     learning_rate: float  # of the run to come
     curvature: Curvature | None  # the retain loss's; None if not requested, or for too few records
     curvature_samples: int  # retain records of the curvature
     second_order: SecondOrder | None  # None likewise
     conflicts: dict[str, Conflicts]  # by side; empty if not requested
-    verdict: prices.Verdict  # the decision on whether to start
+    verdict: hard.Verdict  # the decision on whether to start
     epochs: float  # the cost, in forward and backward passes over all records of both sides
 
     @property
@@ -285,12 +284,12 @@ def _checked(method: Any) -> HamuQ | HamuU:
     return method
 
 
-def _verdict(found: Mapping[str, Any], method: HamuQ | HamuU) -> prices.Verdict:
+def _verdict(found: Mapping[str, Any], method: HamuQ | HamuU) -> hard.Verdict:
     rate, curvature = None, found["curvature"]
     if curvature is not None:
         rate = curvature.trusted_rate(ERROR_RATIO) / found["step_length"]
     scales = (1 / found["clip"][0], 1 / found["clip"][1])
-    return prices.judge(found["frontiers"][method.name], method, scales, rate)
+    return hard.judge(found["frontiers"][method.name], method, scales, rate)
 
 
 def _first_order(
@@ -311,7 +310,7 @@ def _first_order(
         "hamu_u": hard.Hardness.at(statuses[HamuU.name]),
         "intervals": hard.bootstrap(parted, method, max_norm, seed=assessed.seed),
         "block_hardness": {name: hard.BlockHardness.at(one) for name, one in statuses.items()},
-        "frontiers": {name: prices.frontier(gram, one) for name, one in variants.items()},
+        "frontiers": {name: hard.frontier(gram, one) for name, one in variants.items()},
         "clipped_demand": statuses[HamuQ.name].clipped_demand.item(),
         "curvature": None,
         "second_order": None,
@@ -392,8 +391,8 @@ def _answer(found: Assessment) -> str:
     verdict, share = found.verdict, found.frontiers[found.method.name].free_share
     if not found.hardness.max_demand:
         return "Do not start: the gradients allow no change of the loss that the demand is made of"
-    if share < prices.NEXT_TO_NOTHING:
-        if verdict.code == prices.CAN_IMPROVE:
+    if share < hard.NEXT_TO_NOTHING:
+        if verdict.code == hard.CAN_IMPROVE:
             return (
                 "It will be very hard: this demand costs nothing, but it forgets next to nothing; "
                 "start only if little is enough"
@@ -402,12 +401,12 @@ def _answer(found: Assessment) -> str:
         return f"It will be very hard, do not start: {only} free, and more than that hurts"
     how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
     smaller = f"--constraint_mode relative --constraint {verdict.constraint:g}, which is free"
-    if verdict.code == prices.MUST_HURT:
+    if verdict.code == hard.MUST_HURT:
         return (
             f"Do not start with this demand, which no step can meet: it will be {how} with "
             f"{smaller}"
         )
-    if verdict.code == prices.WILL_COST:
+    if verdict.code == hard.WILL_COST:
         return (
             f"It will be {how}, and this demand has a price: it {verdict.headline}; accept that, "
             f"or start with {smaller}"

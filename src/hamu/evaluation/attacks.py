@@ -19,8 +19,8 @@ from hamu.data import TextData
 from hamu.data.forget_sets import draw_positions
 from hamu.errors import HamuError
 from hamu.evaluation import attack_results as known
+from hamu.evaluation.answers import generate_answers, rouge_l_recall
 from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind, Outcome
-from hamu.evaluation.generation import generate_answers, rouge_l_recall
 from hamu.evaluation.predictions import TokenPredictions, predict, predict_tokens
 
 Figures = dict[str, float]

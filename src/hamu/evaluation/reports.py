@@ -43,12 +43,8 @@ def classifier_report(
         seed: seed of the membership inference.
 
     Returns:
-        For each set `loss` (mean cross-entropy), `accuracy`, `samples`, `per_class_loss` and
-        `per_class_accuracy`; `membership_inference` (None without test data). With a reference
-        `against_retain_model`, by set: the differences of loss and accuracy, ours less its own,
-        `kl`, the mean of KL(p_retain_model ‖ p_ours), and `agreement`, the share of samples with
-        the same most likely class; `against_retain_model_per_class`; and `retain_model`, with its
-        `membership_inference` and the `membership_inference_difference`.
+        By set its figures, `membership_inference` (None without test data), and with a reference
+        the distances to the retain model: docs/metrics.md.
 
     Raises:
         HamuError: if the retain model has another number of classes.
@@ -91,9 +87,7 @@ def text_report(
         texts: by set, the scored text of each record, for the attack zlib.
 
     Returns:
-        For each set `loss` and `accuracy` (means over scored tokens), `probability` (mean over
-        records, see `probabilities`), `records` and `tokens`; and `membership_inference`, see
-        `text_membership` (None without test data).
+        By set its figures, and `membership_inference` (None without test data): docs/metrics.md.
     """
     report: dict[str, Any] = {}
     for name, one in predictions.items():

@@ -15,9 +15,16 @@ from hamu.evaluation.attack_results import RELEARNING, AttackResult
 from hamu.evaluation.gains import drawn_entries
 from hamu.evaluation.membership import AttackScores, loss_attack, min_k_scores
 from hamu.evaluation.predictions import principal_axes, probabilities
-from hamu.report.observations import ROLES, ImageObservations, Observations, TextObservations
 from hamu.report.pictures import COLOR_OF_MODEL, Look, limits_of
-from hamu.report.run import SIDES, Layers, Run
+from hamu.report.run import (
+    ROLES,
+    SIDES,
+    ImageObservations,
+    Layers,
+    Observations,
+    Run,
+    TextObservations,
+)
 from hamu.report.tables import attack_figure
 from hamu.unlearning.goals import record_losses
 from hamu.unlearning.stop_reason import ALL_DONE
@@ -170,17 +177,6 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look]) -> list[Chart]:
     return [Chart("trajectory", "Trajectory", figure, wide=len(runs) > 1)] * bool(drawn)
 
 
-def losses_of_runs(runs: Sequence[Run], looks: Sequence[Look], side: str) -> list[Chart]:
-    """The loss of one side in the runs whose steps log it."""
-    lines = [
-        _logged(run, f"{side}_loss", run.name, look.color, {"dash": look.dash or "solid"})
-        for run, look in zip(runs, looks, strict=True)
-        if f"{side}_loss" in run.steps and run.logs_loss(side)
-    ]
-    title = f"The {side} loss of the steps' batches"
-    return [Chart("losses", title, _over_steps(lines, "loss, nats"))] if lines else []
-
-
 def step_charts(run: Run) -> list[Chart]:
     """Losses, hardness, demand, branches, and promised against realised changes of the steps."""
     losses, charts = [], []
@@ -221,11 +217,11 @@ def _promise(run: Run, side: str) -> list[Chart]:
     return [Chart("promise", f"Promise and reality: {name}", figure)] * bool(len(known))
 
 
-def _logged(run: Run, column: str, name: str, color: str, line: Any = None) -> go.Scatter:
-    return _series(name, (run.steps["step"], run.steps[column]), color, line=line or {})
+def _logged(run: Run, column: str, name: str, color: str) -> go.Scatter:
+    return _series(name, (run.steps["step"], run.steps[column]), color)
 
 
-def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run | None = None) -> go.Figure:
+def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run) -> go.Figure:
     """Series over the steps, with the stop of a run that was stopped.
 
     Positive values that spread far get a logarithmic scale.
@@ -235,7 +231,7 @@ def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run | None = None) 
     scale, unit = ("log", f"{unit} (log)") if is_log else ("linear", unit)
     figure = _plane(lines, "step", unit, yaxis_type=scale)
     # evaluation.json of a run may name no stop reason
-    if run is not None and run.ended_kind not in (None, ALL_DONE.kind, "other"):
+    if run.ended_kind not in (None, ALL_DONE.kind, "other"):
         figure.add_vline(run.last_step, line={"dash": "dash", "width": 1}, annotation_text="stop")
     return figure
 

@@ -19,13 +19,13 @@ from hamu.data import UnlearningData, encode, read_text
 from hamu.data.sources import MINIATURE
 from hamu.errors import HamuError
 from hamu.evaluation import TofuSets, attack_results, build_metrics, forget_quality, tofu_report
+from hamu.evaluation.answers import PERTURBED
 from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind
 from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
-from hamu.evaluation.tofu import PERTURBED
 from hamu.report import plot_frontiers
-from hamu.report.observations import answered
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks
+from hamu.report.run import answered
 from hamu.unlearning.goal_report import goal_lines, goal_report
 from hamu.unlearning.goals import NOTHING_TELLS, choose_goal
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions

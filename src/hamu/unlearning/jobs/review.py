@@ -17,7 +17,7 @@ from hamu.evaluation.predictions import embed
 from hamu.files import CONFIG, MODEL, RECORD, REPORT, file_digest, write_whole
 from hamu.models.language import saved_adapter
 from hamu.models.storage import NeedsCode, folder_of, is_adapter
-from hamu.report import observations as seen
+from hamu.report import run as seen
 from hamu.report.page import MARK, report_page
 from hamu.report.run import Run, read_runs, run_folders
 from hamu.unlearning.goals import Goal, Standing
