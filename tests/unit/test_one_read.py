@@ -13,7 +13,7 @@ from hamu.assess import AssessedModel, gradient_alignment
 from hamu.assess.gradients import PartedGram, parted_gradient
 from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes
-from hamu.unlearning.trainer.watch import StepWatch
+from hamu.unlearning.trainer.promise import StepWatch
 
 READS = ("item", "tolist", "cpu", "numpy", "nonzero")
 READS += ("__bool__", "__float__", "__int__", "__index__", "__array__")
