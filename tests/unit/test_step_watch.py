@@ -275,25 +275,3 @@ def test_passes_are_repeated_by_their_own_masks_and_leave_the_random_state():
     state = torch.get_rng_state()
     assert passes.losses() == losses
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_passes_are_repeated_without_tf32_where_there_is_some(monkeypatch):
-    seen = []
-
-    def loss():
-        seen.append(torch.backends.cudnn.conv.fp32_precision)
-        return torch.zeros(())
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    passes = RepeatedPasses(nn.Conv2d(1, 1, 1), torch.device("cpu"))
-    for rounds in (True, False):
-        monkeypatch.setattr(
-            "hamu.unlearning.trainer.promise.rounds_to_tf32",
-            lambda model, rounds=rounds: rounds,
-        )
-        passes.remember("retain", loss, 1)
-        assert passes.are_exacter is rounds
-        passes.losses()
-        passes.clear()
-    assert seen == ["ieee", "tf32"]
-    assert torch.backends.cudnn.conv.fp32_precision == "tf32"
