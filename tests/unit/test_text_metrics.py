@@ -32,21 +32,12 @@ from hamu.evaluation.answers import (
     truth_ratios,
 )
 from hamu.evaluation.membership import membership_scores, min_k_scores
-from hamu.evaluation.predictions import probabilities
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.tables import membership_line
 from hamu.unlearning.jobs.tasks import scored_texts
 
-NAMES = [
-    "Ada",
-    "Bruno",
-    "Cecilia Ann",
-    "Dmitri",
-    "Edda of the long name",
-    "Farouk",
-    "Greta",
-    "Hugo",
-]
+NAMES = ["Ada", "Bruno", "Cecilia Ann", "Dmitri", "Edda of the long name"]
+NAMES += ["Farouk", "Greta", "Hugo"]
 TOWNS = ["Tessaly Bridge", "Port Asker", "Orla", "Calloway Reach by the sea", "Ness"]
 ATTACKS = ("loss", "zlib", "min_k", "min_k_plus_plus")
 CLOSE = {"rel": 1e-6, "abs": 1e-6}
@@ -220,16 +211,6 @@ def of_losses(losses, expected=-1.0, spread=1.0):
 # likelihoods
 
 
-def test_truth_ratios_match_a_loop_whatever_the_order_of_the_wrong_answers(model, tokenizer):
-    right = predicted(model, tokenizer, FORGET.answering("paraphrased_answer"))
-    owner = torch.tensor([i for i, r in enumerate(FORGET.records) for _ in wrong_answers(r)])
-    shuffled = torch.randperm(len(owner), generator=torch.Generator().manual_seed(1))
-    perturbed = FORGET.answering("perturbed_answer").select(shuffled.tolist())
-    found = truth_ratios(right, predicted(model, tokenizer, perturbed), owner[shuffled])
-    slow = [slow_ratio(model, tokenizer, r) for r in FORGET.records]
-    assert found.tolist() == pytest.approx(slow, **CLOSE)
-
-
 def test_vanishing_and_enormous_likelihoods_give_no_nan():
     sure, hopeless = of_losses([[0.0], [0.0]]), of_losses([[2000.0], [2000.0]])
     owner = torch.tensor([0, 1])
@@ -291,46 +272,30 @@ def test_an_answer_ends_where_the_model_can_read_no_more(model, tokenizer, monke
         assert generate_answers(model, tokenizer, data, batch_size, 8) == slow
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "max_time": 1e-9},
-        {"do_sample": True, "num_return_sequences": 2, "suppress_tokens": list(range(100))},
-        {"num_beams": 3, "return_dict_in_generate": True, "forced_eos_token_id": 5},
-    ],
-)
-def test_the_models_own_generation_settings_do_not_matter(model, tokenizer, monkeypatch, own):
+def test_neither_a_models_own_settings_nor_unusual_special_tokens_change_an_answer(
+    model, tokenizer, monkeypatch
+):
     data = encode(FORGET, tokenizer)
     plain = generate_answers(model, tokenizer, data)
-    for name, value in own.items():
-        monkeypatch.setattr(model.generation_config, name, value)
-    settings = model.generation_config
-    assert generate_answers(model, tokenizer, data) == plain
-    assert model.generation_config is settings
-
-
-def test_unusual_padding_and_end_tokens_change_no_answer(model, tokenizer, monkeypatch):
-    records = texts([*FORGET.records, *FACTS.records])
-    plain = generate_answers(model, tokenizer, encode(records, tokenizer))
+    own = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "max_time": 1e-9, "num_beams": 3}
+    own |= {"do_sample": True, "num_return_sequences": 2, "suppress_tokens": list(range(100))}
+    with monkeypatch.context() as patch:
+        for name, value in own.items():
+            patch.setattr(model.generation_config, name, value)
+        assert generate_answers(model, tokenizer, data) == plain
     other = copy.deepcopy(tokenizer)
     other.add_special_tokens({"pad_token": "[PAD]"})
     assert other.pad_token_id >= len(model.get_input_embeddings().weight)
-    data = encode(records, other)
-    assert generate_answers(model, other, data) == plain
-    batch = TextCollator()([data[i] for i in range(len(data))])
-    assert torch.isfinite(model(**batch).loss)
+    assert generate_answers(model, other, encode(FORGET, other)) == plain
     other.eos_token = other.pad_token = None
     for config in (model.config, model.generation_config):
         monkeypatch.setattr(config, "eos_token_id", None)
         monkeypatch.setattr(config, "pad_token_id", None)
     slow = [slow_answer(model, other, record, 5) for record in FORGET.records]
     assert generate_answers(model, other, encode(FORGET, other), max_new_tokens=5) == slow
-
-
-def test_plain_text_has_nothing_to_answer(model, tokenizer):
-    data = encode(texts([FACTS.records[0], TextRecord("", "Only text.", {})], "a.jsonl"), tokenizer)
+    no_prompt = encode(texts([FACTS.records[0], TextRecord("", "Text.", {})], "a.jsonl"), tokenizer)
     with pytest.raises(HamuError, match=r"row 101 of a\.jsonl has no prompt"):
-        generate_answers(model, tokenizer, data)
+        generate_answers(model, tokenizer, no_prompt)
 
 
 def test_rouge_matches_the_definition_of_the_longest_common_subsequence():
@@ -370,39 +335,16 @@ def test_membership_scores_match_a_loop(model, tokenizer, k):
         assert {name: s[place].item() for name, s in found.items()} == pytest.approx(slow, **CLOSE)
 
 
-def test_learned_records_look_like_members_and_swapping_the_sets_mirrors_the_figure(
-    model, tokenizer
-):
-    sets = [predicted(model, tokenizer, t) for t in (FORGET, HOLDOUT)]
-    found = text_membership(*sets, answers_of(FORGET), answers_of(HOLDOUT))
-    swapped = text_membership(*reversed(sets), answers_of(HOLDOUT), answers_of(FORGET))
-    assert min(found.values()) > 0.8
-    assert swapped == pytest.approx({name: 1 - auc for name, auc in found.items()})
-
-
-def test_a_spread_of_zero_gives_no_nan():
-    """It counts as a thousandth at least."""
-
-    def score(losses, spread):
-        one = of_losses([losses], expected=0.0, spread=spread)
-        return membership_scores(one, ["text"])["min_k_plus_plus"].item()
-
-    assert score([0.0, 0.0], 0.0) == 0.0
-    assert score([0.0, 3.0], 0.0) == pytest.approx(-3.0 / 0.001)
-    assert score([0.0, 3.0], 0.05) == pytest.approx(-3.0 / 0.05)
-
-
 class Plain(torch.nn.Module):
-    """A language model that names no output layer; the padding token's logits may be masked."""
+    """A language model that names no output layer, and never says the padding token."""
 
-    def __init__(self, inner, masked=None):
+    def __init__(self, inner, masked=-math.inf):
         super().__init__()
         self.inner, self.masked = inner, masked
 
     def forward(self, **inputs):
         logits = self.inner(**inputs).logits.clone()
-        if self.masked is not None:
-            logits[..., 1] = self.masked
+        logits[..., 1] = self.masked
         return logits
 
 
@@ -412,19 +354,14 @@ def assert_same(one, other):
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-5, atol=1e-5)
 
 
-def test_tokens_that_a_model_never_says_leave_all_figures_as_they_are(model, tokenizer):
-    data = encode(FORGET, tokenizer)
-    never, hardly = (
-        predict_tokens(Plain(model, m), data, 4, TextCollator()) for m in (-math.inf, -1e4)
-    )
-    assert_same(never, hardly)
-    assert text_membership(never, never, ["a"] * 5, ["a"] * 5) is not None
-
-
 def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, tokenizer, monkeypatch):
-    """Also of batches and chunks of a few tokens, and of logits that the model scales."""
+    """Also of batches and chunks of a few tokens, and of tokens that a model never says."""
     data = encode(texts([*FORGET.records, *HOLDOUT.records]), tokenizer)
-    whole = predict_tokens(Plain(model), data, 64, TextCollator())
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.lm_head.weight[1] = 0
+    whole, other = (predict_tokens(Plain(model, m), data, 64, TextCollator()) for m in (0, -1e4))
+    assert_same(predict_tokens(Plain(model), data, 4, TextCollator()), other)
     shapes, widths = [], []
     handles = [
         model.lm_head.register_forward_hook(lambda *given: shapes.append(given[-1].shape[:2])),
@@ -447,6 +384,9 @@ def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, token
 
 def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     """An infinite logit has no mean log p: Min-K%++ is lost, the attacks without moments stand."""
+    sure = of_losses([[0.0, 3.0]], expected=0.0, spread=0.0)  # counts as a thousandth at least
+    found = membership_scores(sure, ["text"])["min_k_plus_plus"].item()
+    assert found == pytest.approx(-3.0 / 0.001)
     some, broken = of_losses([[1.0]]), of_losses([[math.inf]])
     assert text_membership(broken, some, ["a"], ["a"]) is None
     members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
@@ -454,9 +394,6 @@ def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     assert found == {"loss": 0.75, "zlib": 0.75, "min_k": 0.75, "min_k_plus_plus": None}
     line = "loss 0.750, zlib 0.750, min k 0.750, min k plus plus not measured"
     assert membership_line({"membership_inference": found}).count(line) == 1
-
-
-def test_the_retain_models_auc_of_each_attack_stands_beside_ours():
     theirs = {"membership_inference": {"loss": 0.5125, "zlib": None}}
     report = {"membership_inference": {"loss": 0.75, "zlib": 0.7}, "retain_model": theirs}
     line = "membership inference: loss 0.750 [retain model 0.512], zlib 0.700 (0.5 is ideal)"
@@ -467,18 +404,6 @@ def test_privleak_is_relative_to_the_retain_models_auc():
     assert privleak(0.9, 0.6) == pytest.approx(0.5)
     assert privleak(0.6, 0.6) == 0.0
     assert privleak(1 - 1.0, 1 - 0.6) == -1.0, "the published orientation: nothing is unlearned"
-
-
-def test_padding_changes_nothing(model, tokenizer):
-    long = saying(FORGET.records[0], "again and " * 40 + "again.")
-    plain = predicted(model, tokenizer, FORGET, batch_size=1)
-    one = membership_scores(plain, answers_of(FORGET))
-    records = texts([long, *FORGET.records])
-    other = predicted(model, tokenizer, records, batch_size=7)
-    torch.testing.assert_close(probabilities(other)[1:], probabilities(plain))
-    figures = membership_scores(other, answers_of(records))
-    for name in ATTACKS:
-        assert figures[name][1:].tolist() == pytest.approx(one[name].tolist(), **CLOSE)
 
 
 # reports
@@ -536,26 +461,20 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
     assert report["model_utility_probability"] == pytest.approx(nine[0], **CLOSE)
 
 
-def test_the_tofu_report_has_no_figure_that_it_cannot_know(model, tokenizer):
+def test_the_tofu_report_has_no_figure_that_it_cannot_know_and_generates_as_many_as_asked(
+    model, tokenizer
+):
     alone = tofu_report(model, tokenizer, TofuSets(forget=FORGET), generate=False)
     assert (alone["forget"]["rouge"], alone["forget"]["generated"]) == (None, 0)
     assert alone["model_utility"] is alone["model_utility_probability"] is None
     silent = tofu_report(model, tokenizer, TofuSets(FORGET, RETAIN, AUTHORS, FACTS), generate=False)
     assert silent["model_utility"] is None
     assert silent["model_utility_probability"] == silent["retain"]["probability"]
-    assert silent["forget"] == alone["forget"]
-
-
-def test_most_limits_the_generations_and_nothing_else(model, tokenizer):
-    whole, some = (
-        tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=m, max_new_tokens=20)["forget"]
-        for m in (None, 2)
-    )
+    some = tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=2, max_new_tokens=20)
     drawn = torch.randperm(5, generator=torch.Generator().manual_seed(42))[:2].tolist()
     records = FORGET.select(drawn).records
     rouge = mean([slow_rouge(slow_answer(model, tokenizer, r, 20), r.answer) for r in records])
-    assert some == whole | {"generated": 2, "rouge": pytest.approx(rouge)}
-    assert whole["generated"] == 5
+    assert some["forget"] == alone["forget"] | {"generated": 2, "rouge": pytest.approx(rouge)}
 
 
 def test_the_tofu_report_names_records_that_lack_an_answer(model, tokenizer):
