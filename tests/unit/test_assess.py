@@ -10,20 +10,23 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU
-from hamu.assess import (
-    BlockHardness,
-    Conflicts,
-    Hardness,
-    Hessian,
-    bootstrap,
-    frontier,
+from hamu.assess import BlockHardness, Conflicts, Hardness, frontier, second_order
+from hamu.assess.curvature import Hessian, lanczos
+from hamu.assess.gradients import (
+    AssessedModel,
+    PartedGram,
     gradient_alignment,
-    judge,
-    lanczos,
-    second_order,
+    norm,
+    parted_gradient,
 )
-from hamu.assess.gradients import AssessedModel, PartedGram, norm, parted_gradient
-from hamu.assess.hardness import CAN_IMPROVE, MUST_HURT, WILL_COST, constraint_status
+from hamu.assess.hardness import (
+    CAN_IMPROVE,
+    MUST_HURT,
+    WILL_COST,
+    bootstrap,
+    constraint_status,
+    judge,
+)
 
 F64 = torch.float64
 

@@ -12,17 +12,10 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hamu import HamuError, HamuQ, HamuU, build_method
-from hamu.assess import (
-    REGIMES,
-    AssessedModel,
-    Hessian,
-    assess_model,
-    bootstrap,
-    frontier,
-    judge,
-    plain_answer,
-)
-from hamu.assess.gradients import PartedGram, kept_parts, parted_gradient
+from hamu.assess import REGIMES, assess_model, frontier, plain_answer
+from hamu.assess.curvature import Hessian
+from hamu.assess.gradients import AssessedModel, PartedGram, kept_parts, parted_gradient
+from hamu.assess.hardness import bootstrap, judge
 
 
 class Points(Dataset):
