@@ -3,13 +3,12 @@
 import copy
 import json
 import math
-import re
 import zlib
 
 import pytest
 import torch
-from nltk.stem.porter import PorterStemmer
 from scipy.stats import ks_2samp
+from sklearn.metrics import roc_auc_score
 
 from hamu.data import TextCollator, TextRecord, TextRecords, encode
 from hamu.errors import HamuError
@@ -155,26 +154,6 @@ def slow_answer(model, tokenizer, record, most):
     return tokenizer.decode(ids[start:], skip_special_tokens=True).strip()
 
 
-def slow_rouge(answer, reference):
-    """Longest common subsequence of stemmed words, by its recursive definition."""
-    stem = PorterStemmer().stem
-    a, b = (
-        [stem(w) if len(w) > 3 else w for w in re.findall("[a-z0-9]+", text.lower())]
-        for text in (answer, reference)
-    )
-    known = {}
-
-    def common(i, j):
-        if i == len(a) or j == len(b):
-            return 0
-        if (i, j) not in known:
-            skip = max(common(i + 1, j), common(i, j + 1))
-            known[i, j] = 1 + common(i + 1, j + 1) if a[i] == b[j] else skip
-        return known[i, j]
-
-    return common(0, 0) / len(b) if b else 0.0
-
-
 def slow_scores(model, tokenizer, record, k):
     log_p, normalized = slow_log_p(model, tokenizer, record), []
     for token, logits in token_logits(model, tokenizer, record):
@@ -185,19 +164,10 @@ def slow_scores(model, tokenizer, record, k):
     few = max(1, int(len(log_p) * k))
     return {
         "loss": mean(log_p),
-        "zlib": mean(log_p) / len(zlib.compress(record.answer.encode("utf-8"))),
+        "zlib": mean(log_p) / len(zlib.compress(record.answer.strip().encode())),
         "min_k": mean(sorted(log_p)[:few]),
         "min_k_plus_plus": mean(sorted(normalized)[:few]),
     }
-
-
-def slow_auc(members, nonmembers):
-    """The share of pairs in which the member scores higher, ties half."""
-    return mean([1.0 if m > s else 0.5 if m == s else 0.0 for m in members for s in nonmembers])
-
-
-def answers_of(records):
-    return [r.answer for r in records.records]
 
 
 def of_losses(losses, expected=-1.0, spread=1.0):
@@ -221,24 +191,21 @@ def test_vanishing_and_enormous_likelihoods_give_no_nan():
     assert normalized_probabilities(hopeless, hopeless, owner).tolist() == [0.5, 0.5], "0 / 0"
 
 
-def test_truth_ratio_scores_and_model_utility_follow_their_definitions():
+def test_figures_of_records_follow_their_definitions():
     ratios = torch.tensor([0.0, 0.25, 1.0, 4.0, math.inf], dtype=torch.float64)
     assert truth_ratio_scores(ratios, True).tolist() == [0.0, 0.25, 1.0, 0.25, 0.0]
     assert truth_ratio_scores(ratios, False).tolist() == [1.0, 0.75, 0.0, 0.0, 0.0]
     values = [0.9, 0.5, 0.61, 0.03, 0.77, 1.0, 0.4, 0.2, 0.1]
     assert model_utility(values) == pytest.approx(9 / sum(1 / v for v in values), rel=1e-12)
     assert model_utility([*values[:8], 0.0]) == 0.0
-
-
-def test_forget_quality_is_the_ks_test_and_the_same_for_r_and_its_reciprocal():
-    g = torch.Generator().manual_seed(0)
-    ours = torch.rand(40, generator=g, dtype=torch.float64) + 0.1
-    reference = torch.rand(50, generator=g, dtype=torch.float64) + 0.3
-    found = forget_quality(ours, reference.tolist())
-    assert found == ks_2samp(ours.numpy(), reference.numpy()).pvalue
-    assert 0 < found < 0.2
-    assert forget_quality(1 / ours, 1 / reference) == pytest.approx(found, rel=1e-12)
-    assert forget_quality(ours, ours) == 1.0
+    ours, reference = ratios[:4] + 0.1, ratios[1:4] + 0.3
+    assert forget_quality(ours, reference.tolist()) == ks_2samp(ours, reference).pvalue
+    assert forget_quality(1 / ours, 1 / reference) == pytest.approx(forget_quality(ours, reference))
+    assert privleak(0.9, 0.6) == pytest.approx(0.5)
+    assert privleak(1 - 1.0, 1 - 0.6) == -1.0, "the published orientation: nothing is unlearned"
+    one = texts([TextRecord("Question: Who?\nAnswer:", " Ada.", {})])
+    assert scored_texts(one, "answer") == ["Ada."], "what zlib compresses"
+    assert scored_texts(one, "all") == ["Question: Who?\nAnswer: Ada."]
 
 
 # generation
@@ -298,22 +265,10 @@ def test_neither_a_models_own_settings_nor_unusual_special_tokens_change_an_answ
         generate_answers(model, tokenizer, no_prompt)
 
 
-def test_rouge_matches_the_definition_of_the_longest_common_subsequence():
-    pairs = [
-        ("She was born in Orla.", "She was born in Orla."),
-        ("In Orla she was born, running.", "  She runs; born in ORLA!  "),
-        ("no word of it", "Something else entirely"),
-        ("", "An answer."),
-        ("the cats sat and the dog ran", "the dog sat and the cats were running away"),
-        ("she had been living there", "She lived there"),
-    ]
-    found = rouge_l_recall(*zip(*pairs, strict=True)).tolist()
-    assert found == pytest.approx([slow_rouge(*p) for p in pairs], rel=1e-12)
-    assert (found[0], found[2], found[3], found[5]) == (1.0, 0.0, 0.0, 1.0), "words are stemmed"
-    assert 0 < found[4] < 1
-
-
-def test_rouge_reads_other_scripts_and_a_reference_without_a_word_is_met_by_itself_alone():
+def test_rouge_stems_words_reads_other_scripts_and_a_reference_without_a_word():
+    answers = ["In Orla she was born, running.", "no word of it", "", "she had been living there"]
+    references = ["  She runs; born in ORLA!  ", "Something else", "An answer.", "She lived there"]
+    assert rouge_l_recall(answers, references).tolist() == [0.4, 0, 0, 1]
     same = ["他出生在海边的一个小镇。", "Он родился в городе у моря в 1985 году."]
     assert rouge_l_recall(same, same).tolist() == [1, 1]
     found = rouge_l_recall(["在海边", "Он родился в 1985"], same).tolist()
@@ -328,7 +283,7 @@ def test_rouge_reads_other_scripts_and_a_reference_without_a_word_is_met_by_itse
 @pytest.mark.parametrize("k", [0.2, 0.01])
 def test_membership_scores_match_a_loop(model, tokenizer, k):
     predictions = predicted(model, tokenizer, FORGET)
-    found = membership_scores(predictions, answers_of(FORGET), k)
+    found = membership_scores(predictions, scored_texts(FORGET, "answer"), k)
     assert torch.equal(min_k_scores(predictions, k), found["min_k"])
     for place, record in enumerate(FORGET.records):
         slow = slow_scores(model, tokenizer, record, k)
@@ -400,12 +355,6 @@ def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     assert membership_line(report) == line
 
 
-def test_privleak_is_relative_to_the_retain_models_auc():
-    assert privleak(0.9, 0.6) == pytest.approx(0.5)
-    assert privleak(0.6, 0.6) == 0.0
-    assert privleak(1 - 1.0, 1 - 0.6) == -1.0, "the published orientation: nothing is unlearned"
-
-
 # reports
 
 
@@ -414,7 +363,7 @@ def test_the_report_matches_a_loop(model, tokenizer):
     sets = {"retain": RETAIN, "forget": FORGET}
     sets["test"] = texts([*HOLDOUT.records, *FORGET.records[:2]])
     predictions = {n: predicted(model, tokenizer, t, batch_size=16) for n, t in sets.items()}
-    spoken = {name: answers_of(t) for name, t in sets.items()}
+    spoken = {name: scored_texts(t, "answer") for name, t in sets.items()}
     report = text_report(predictions, texts=spoken)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     for name, records in sets.items():
@@ -426,7 +375,8 @@ def test_the_report_matches_a_loop(model, tokenizer):
         assert report[name]["probability"] == pytest.approx(mean(p), **CLOSE)
         assert (report[name]["records"], report[name]["tokens"]) == (len(records), len(rows))
     scores = [membership_scores(predictions[n], spoken[n]) for n in ("forget", "test")]
-    slow = {name: slow_auc(*(s[name].tolist() for s in scores)) for name in ATTACKS}
+    is_member = [1] * len(FORGET) + [0] * len(sets["test"])
+    slow = {n: roc_auc_score(is_member, torch.cat([s[n] for s in scores])) for n in ATTACKS}
     assert report["membership_inference"] == pytest.approx(slow)
     del predictions["test"]
     assert text_report(predictions, texts=spoken)["membership_inference"] is None
@@ -443,7 +393,7 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
         plain = [math.exp(-slow_nll(model, tokenizer, r)) for r in records]
         normalized = [slow_normalized(model, tokenizer, r) for r in records]
         answers = [slow_answer(model, tokenizer, r, 40) for r in records]
-        rouge = [slow_rouge(a, r.answer) for a, r in zip(answers, records, strict=True)]
+        rouge = rouge_l_recall(answers, [r.answer for r in records]).tolist()
         ratios = [slow_ratio(model, tokenizer, r) for r in records]
         score = [min(r, 1 / r) if name == "forget" else max(0.0, 1 - r) for r in ratios]
         p = normalized if name in ("real_authors", "world_facts") else plain
@@ -473,7 +423,8 @@ def test_the_tofu_report_has_no_figure_that_it_cannot_know_and_generates_as_many
     some = tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=2, max_new_tokens=20)
     drawn = torch.randperm(5, generator=torch.Generator().manual_seed(42))[:2].tolist()
     records = FORGET.select(drawn).records
-    rouge = mean([slow_rouge(slow_answer(model, tokenizer, r, 20), r.answer) for r in records])
+    answers = [slow_answer(model, tokenizer, r, 20) for r in records]
+    rouge = mean(rouge_l_recall(answers, [r.answer for r in records]).tolist())
     assert some["forget"] == alone["forget"] | {"generated": 2, "rouge": pytest.approx(rouge)}
 
 
@@ -486,9 +437,3 @@ def test_the_tofu_report_names_records_that_lack_an_answer(model, tokenizer):
     ):
         with pytest.raises(HamuError, match=message):
             tofu_report(model, tokenizer, TofuSets(retain=records))
-
-
-def test_what_is_compressed_is_what_is_scored():
-    one = texts([TextRecord("Question: Who?\nAnswer:", " Ada.", {})])
-    assert scored_texts(one, "answer") == ["Ada."]
-    assert scored_texts(one, "all") == ["Question: Who?\nAnswer: Ada."]
