@@ -255,7 +255,6 @@ def test_a_dry_run_counts_the_parameters_of_the_run_that_follows(plan, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--original_model typo", "typo is not a saved model"),
         ("--retain_model adapter --original_model typo", "typo is not a saved model"),
         ("--world_facts typo.jsonl", "typo.jsonl is neither a file nor a folder"),
         ("--real_authors plain.jsonl", "row 0 of plain.jsonl has no perturbed_answer"),

@@ -12,7 +12,7 @@ from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
 from hamu.assess.gradients import AssessedModel, PartedGram, gradient_alignment, parted_gradient
 from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes
-from hamu.unlearning.trainer.watch import StepWatch
+from hamu.unlearning.trainer.promise import StepWatch
 
 READS = ("item", "tolist", "cpu", "numpy", "nonzero")
 READS += ("__bool__", "__float__", "__int__", "__index__", "__array__")

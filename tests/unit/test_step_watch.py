@@ -11,8 +11,15 @@ import torch
 from torch import nn
 
 from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig
-from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, TrustRegion, describe
-from hamu.unlearning.trainer.watch import RepeatedPasses, StepWatch, is_plain_descent
+from hamu.unlearning.trainer.promise import (
+    PromiseRecord,
+    RepeatedPasses,
+    StepOutcome,
+    StepWatch,
+    TrustRegion,
+    describe,
+    is_plain_descent,
+)
 
 RATE = 0.1
 
@@ -117,8 +124,8 @@ def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(m
         yield
         model.error = error
 
-    monkeypatch.setattr("hamu.unlearning.trainer.watch.rounds_to_tf32", lambda model: True)
-    monkeypatch.setattr("hamu.unlearning.trainer.watch.without_tf32", exact)
+    monkeypatch.setattr("hamu.unlearning.trainer.promise.rounds_to_tf32", lambda model: True)
+    monkeypatch.setattr("hamu.unlearning.trainer.promise.without_tf32", exact)
     model = Rounded()
     watched = Watched(model, HamuQ(1.0, "relative", stopping="off"))
     assert not watched.step()[1]
@@ -284,7 +291,7 @@ def test_passes_are_repeated_without_tf32_where_there_is_some(monkeypatch):
     passes = RepeatedPasses(nn.Conv2d(1, 1, 1), torch.device("cpu"))
     for rounds in (True, False):
         monkeypatch.setattr(
-            "hamu.unlearning.trainer.watch.rounds_to_tf32",
+            "hamu.unlearning.trainer.promise.rounds_to_tf32",
             lambda model, rounds=rounds: rounds,
         )
         passes.remember("retain", loss, 1)

@@ -99,24 +99,20 @@ def load_tokenizer(
     source: str, base_model: str | None = None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer beside a model; beside its base model, if an adapter has none."""
+    remedy = "; --tokenizer takes that of another model"
     try:
-        return _tokenizer_beside(source, trust_remote_code)
+        with reading(f"the tokenizer of {source} cannot be loaded", remedy):
+            tokenizer = AutoTokenizer.from_pretrained(
+                source.removeprefix(HUB),
+                local_files_only=not is_of_hub(source),
+                trust_remote_code=trust_remote_code,
+            )
+            tokenizer("Does it work?")
     except HamuError:
         base = base_of(source, base_model)
-        if base is None:
+        if base in (None, source):
             raise
-        return _tokenizer_beside(base, trust_remote_code)
-
-
-def _tokenizer_beside(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    remedy = "; --tokenizer takes that of another model"
-    with reading(f"the tokenizer of {source} cannot be loaded", remedy):
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.removeprefix(HUB),
-            local_files_only=not is_of_hub(source),
-            trust_remote_code=trust_remote_code,
-        )
-        tokenizer("Does it work?")
+        return load_tokenizer(str(base), base, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -165,11 +161,14 @@ def load_language_model(
     elif adapter is not None:
         model = with_adapter(model, adapter)
     for config in getattr(model, "peft_config", {}).values():  # saved, to be found from anywhere
-        config.base_model_name_or_path = (
-            base.removeprefix(HUB) if is_of_hub(base) else str(Path(base).resolve())
-        )
+        config.base_model_name_or_path = place_of(base)
     check_undamaged(model, source)
     return model
+
+
+def place_of(source: str) -> str:
+    """Return the name that PEFT finds a model by: of the hub, or the whole path."""
+    return source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
 
 
 def check_dtype(name: str) -> None:
@@ -212,12 +211,10 @@ def _four_bit() -> Any:
 def _with_saved_adapter(model: Any, source: str) -> Any:
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
-    where = source.removeprefix(HUB)
-    if not is_of_hub(source):
-        # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
-        if not (Path(source) / ADAPTER_WEIGHTS).is_file():
-            raise no_safetensors(f"the adapter {source}")
-        where = str(Path(source).resolve())
+    where = place_of(source)
+    # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen
+    if not is_of_hub(source) and not (Path(where) / ADAPTER_WEIGHTS).is_file():
+        raise no_safetensors(f"the adapter {source}")
     with reading(f"the adapter {source} cannot be loaded"):
         model = PeftModel.from_pretrained(model, where, is_trainable=True)
         own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
@@ -295,8 +292,7 @@ def longest_text(model: Any) -> int | None:
     """Return the most tokens that the model can read at once, None if it does not say."""
     config: Any = getattr(model, "config", None)
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
-    value = getattr(inner, "max_position_embeddings", None)
-    return int(value) if value else None
+    return getattr(inner, "max_position_embeddings", None) or None
 
 
 def check_reads(model: Any, data: TextData) -> None:
@@ -331,9 +327,7 @@ def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     kind = getattr(config, "model_type", type(model).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise HamuError(f"a model of type {kind} has an encoder; give a causal language model")
-    real = batch.get("attention_mask")
-    if real is None or real.shape != ids.shape:
-        real = torch.ones_like(ids)
+    real = batch.get("attention_mask", torch.ones_like(ids))
     last = (real != 0).long().mul(torch.arange(ids.shape[1], device=ids.device)).amax(1)
     row = int(last.argmax())
     place = int(last[row])

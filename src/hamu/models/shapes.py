@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +11,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hamu.core.forward import evaluating, predict_logits
-from hamu.data.sources import HUB, is_of_hub, reading
+from hamu.data.sources import is_of_hub, reading
 from hamu.models.language import (
     FOUR_BIT,
     AdapterSettings,
     base_of,
     check_dtype,
     longest_text,
+    place_of,
     stored_in,
     with_adapter,
 )
@@ -64,12 +64,12 @@ def model_shape(
     ):
         config: Any = KNOWN[whole]() if whole in KNOWN else None
         config = config or AutoConfig.from_pretrained(
-            _place(whole), local_files_only=not is_of_hub(whole), **trusted
+            place_of(whole), local_files_only=not is_of_hub(whole), **trusted
         )
         refuse_encoder(config, whole)
         model: Any = AutoModelForCausalLM.from_config(config, **trusted)
         if base is not None:
-            form: Any = PeftConfig.from_pretrained(_place(source))
+            form: Any = PeftConfig.from_pretrained(place_of(source))
             form.inference_mode = False
             if hasattr(form, "init_lora_weights"):
                 form.init_lora_weights = True  # other ways need the weights
@@ -77,10 +77,6 @@ def model_shape(
         elif adapter is not None:
             model = with_adapter(model, adapter)
     return shape_of(model, dtype)
-
-
-def _place(source: str) -> str:
-    return source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
 
 
 def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
