@@ -9,8 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
 from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
-from hamu.assess import AssessedModel, gradient_alignment
-from hamu.assess.gradients import PartedGram, parted_gradient
+from hamu.assess.gradients import AssessedModel, PartedGram, gradient_alignment, parted_gradient
 from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes
 from hamu.unlearning.trainer.promise import StepWatch
