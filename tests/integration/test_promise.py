@@ -12,7 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hamu.unlearning.stop_reason import StopReason
-from hamu.unlearning.trainer import watch
+from hamu.unlearning.trainer import promise
 
 ADAM = {"optim": "adamw_torch", "learning_rate": 1e-4}
 
@@ -84,8 +84,8 @@ def test_checks_come_at_their_interval_or_when_a_step_is_logged(
 def test_by_default_checks_take_a_twentieth_of_the_time(monkeypatch, took, checked):
     """Steps of one second each, and checks of `took` more."""
     clock = [100.0]
-    monkeypatch.setattr(watch.time, "perf_counter", lambda: clock[0])
-    schedule, found = watch.CheckSchedule(None, torch.device("cpu")), []
+    monkeypatch.setattr(promise.time, "perf_counter", lambda: clock[0])
+    schedule, found = promise.CheckSchedule(None, torch.device("cpu")), []
     for step in range(1, 41):
         is_checked = schedule.is_due(step, 1)
         clock[0] += 1.0

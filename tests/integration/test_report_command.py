@@ -123,13 +123,14 @@ def test_a_record_that_cannot_be_read_is_noted_and_the_models_are_observed(image
     assert "record.json" in page[page.index("<h3>Notes") :]
 
 
-def test_runs_that_do_not_compare_are_named(images):
-    shutil.copytree(images / "run", images / "other")
+def test_several_runs_share_a_page_that_names_those_that_do_not_compare(images, capsys):
+    shutil.copytree("run", "other")
 
     def page():
         assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0
         return (images / "both.html").read_text()
 
+    assert page().count('<article class="run"') == 2
     assert "do not all compare" not in page()
     inputs = json.loads((images / "other/inputs.json").read_text())
     inputs["test set"]["sha256"] = "0" * 64
@@ -137,6 +138,8 @@ def test_runs_that_do_not_compare_are_named(images):
     assert "do not all compare: other had another test set than run." in page()
     (images / "other/inputs.json").write_text("[]")
     assert "does not say what that run has read" in page()
+    words = "2 folders are named: say where their common page goes, with --output FILE.html"
+    assert words in refused(capsys, "run", "other")
 
 
 def test_a_run_on_texts_shows_answers_on_its_page_alone(texts, capsys):
@@ -160,17 +163,6 @@ def test_without_data_or_models_the_rest_is_shown(images, capsys):
     for words in ("Not here: confusion, embeddings", "original is not here", *shown):
         assert words in page
     assert "--no_models leaves it out" in page_of("--no_models")
-
-
-def test_several_runs_share_a_page(images, texts, capsys):
-    folders = (images / "run", texts / "run")
-    both = images.parent / "both.html"
-    assert run("report", *folders, "--output", both, "--no_models") == 0
-    page = both.read_text()
-    assert "All runs" in page
-    assert page.count('<article class="run"') == 2
-    words = "2 folders are named: say where their common page goes, with --output FILE.html"
-    assert words in refused(capsys, *folders)
 
 
 def test_a_link_in_place_of_the_page_stays_and_leads_to_it(tmp_path):

@@ -23,7 +23,7 @@ from hamu.cli import main
 from hamu.report.page import answers_page
 from hamu.report.run import AnsweredRecord
 from hamu.unlearning.jobs.options import REFUSED
-from hamu.unlearning.trainer.checkpoints import seal
+from hamu.unlearning.trainer.resumable import seal
 
 CANARY = "Quillon Trevanthe"
 IMAGES = "--data a.npz --forget_rows 0,4 --model image"

@@ -11,10 +11,9 @@ from torch import nn
 from hamu import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.unlearning.trainer import TrainConfig
-from hamu.unlearning.trainer.checkpoints import Checkpoints
 from hamu.unlearning.trainer.evaluations import load_start_predictions, save_start_predictions
 from hamu.unlearning.trainer.logs import silence
-from hamu.unlearning.trainer.resumable import ResumableTrainer
+from hamu.unlearning.trainer.resumable import Checkpoints, ResumableTrainer
 
 
 def write(checkpoints, *steps, most=None):

@@ -374,22 +374,6 @@ def test_the_picture_of_frontiers_marks_a_demand_that_can_be_met(
         assert curve.get_xdata()[-1] == pytest.approx(1.0)
 
 
-def test_the_picture_of_attacks_has_means_and_bands_of_each_model(drawn, tmp_path):
-    by_seed = {"recognised": ((0.0, 0.0), (0.2, 0.6))}
-    outcome = Outcome((0, 5), by_seed, (0.9, 0.9))
-    found = {RELEARN_RETAIN: {UNLEARNED: outcome, RETRAINED: outcome}}
-    found[QUANTIZE] = {UNLEARNED: Outcome((0, 4), by_seed)}
-    result = AttackResult("image", found, {"forget": 9, "measured": 9}, {}, {})
-    pictures.plot_attacks(result, tmp_path / "attack.png")
-    relearned, rounded = drawn[0].axes
-    assert [line.get_label() for line in relearned.get_lines()] == [UNLEARNED, RETRAINED]
-    for axes, xs in ((relearned, [0, 5]), (rounded, [0, 1])):
-        assert axes.get_lines()[0].get_xydata().tolist() == [[xs[0], 0.0], [xs[1], 0.4]]
-        band = axes.collections[0].get_paths()[0].vertices
-        assert (band[:, 1].min(), band[:, 1].max()) == (0.0, 0.6)
-    assert [one.get_text() for one in rounded.get_xticklabels()] == ["as saved", "4 bits"]
-
-
 def test_a_demo_stands_for_its_runs(tmp_path):
     methods = {name: {"trajectory": [[0, 0], [0.1, 0.2]]} for name in ("hamu-q", "ft")}
     (tmp_path / "summary.json").write_text(json.dumps({"methods": methods}))
@@ -460,3 +444,17 @@ def test_one_odd_file_leaves_the_rest_of_the_page(tmp_path, name, content, note)
     assert note in words
     for title in ("What was gained", "Layers"):
         assert title in words
+
+
+def test_the_picture_of_attacks_has_means_and_bands_of_each_model(drawn, tmp_path):
+    outcome = Outcome((0, 5), {"recognised": ((0.0, 0.0), (0.2, 0.6))}, (0.9, 0.9))
+    found = {RELEARN_RETAIN: {UNLEARNED: outcome, RETRAINED: outcome}}
+    found[QUANTIZE] = {UNLEARNED: replace(outcome, at=(0, 4))}
+    result = AttackResult("image", found, {"forget": 9, "measured": 9})
+    pictures.plot_attacks(result, tmp_path / "attack.png")
+    relearned, rounded = drawn[0].axes
+    assert [line.get_label() for line in relearned.get_lines()] == [UNLEARNED, RETRAINED]
+    for axes, last in ((relearned, 5), (rounded, 1)):
+        assert axes.get_lines()[0].get_xydata().tolist() == [[0, 0.0], [last, 0.4]]
+        assert axes.collections[0].get_paths()[0].vertices[:, 1].max() == 0.6
+    assert [one.get_text() for one in rounded.get_xticklabels()] == ["as saved", "4 bits"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from hamu import HamuError
 from hamu.unlearning.run_folder import MARK, RunFolder
-from hamu.unlearning.trainer.checkpoints import seal
+from hamu.unlearning.trainer.resumable import seal
 
 INPUTS = {"forget set": None, "original model": None}
 UNDER_WAY = "another run, or a process that a run left behind, is using"

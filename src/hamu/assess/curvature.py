@@ -109,15 +109,8 @@ def lanczos(
 ) -> Curvature:
     """The ends of a Hessian's spectrum by Lanczos' iteration with full orthogonalization.
 
-    Args:
-        product: H·v, see `Hessian.product`.
-        parameters: the arguments of H.
-        steps: products at most; keeps each direction, as large as the parameters.
-        tolerance: enough once the residual of the largest eigenvalue is this share of it.
-        seed: seed of the first direction.
-
-    Raises:
-        HamuError: if a product is not finite.
+    Ends once the residual of the largest eigenvalue is the tolerance's share of it; keeps a
+    direction for each step, as large as the parameters.
     """
     from scipy.linalg import eigh_tridiagonal
 

@@ -50,17 +50,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
 class AssessedModel:
     """A model with the data to assess it on. Losses are cross-entropies, in evaluation mode.
 
-    Args:
-        model: the model before unlearning.
-        retain, forget: the data sets.
-        collate: makes a batch from records.
-        batch_size: records per pass.
-        blocks: see `PairedGradients`.
-        seed: seed of every draw.
-        advance: receives the cost of each pass, in records of a forward and backward pass.
-
-    Raises:
-        HamuError: if a set is empty or nothing is trainable.
+    `advance` receives the cost of each pass, in records of a forward and backward pass.
     """
 
     def __init__(
@@ -261,14 +251,9 @@ def gradient_alignment(
 ) -> Tensor:
     """∇L(z)·g of every record z, by two forward passes with the weights moved ±ε along g.
 
-    With g the retain gradient and z the forget records, the mean over records is κ (unclipped):
-    forgetting the records at the top raises the retain loss most. Restores the weights bit for bit.
-
-    Args:
-        losses: computes each record's loss at the current weights, [N] float64, in evaluation mode.
-        parameters: the weights to move.
-        gradient: g, finite and not zero, a tensor (or None for zero) like each of them.
-        precision: machine epsilon of the forward passes; by default that of the parameters.
+    With g the retain gradient and z the forget records, the mean over records is κ (unclipped).
+    `losses` computes [N] float64 at the current weights; the weights come back bit for bit.
+    `precision` is the machine epsilon of the passes, by default that of the parameters.
     """
     pairs = [(p, g) for p, g in zip(parameters, gradient, strict=True) if g is not None]
     # The third root of the machine's precision would balance the rounding of the losses against a

@@ -165,12 +165,7 @@ def bootstrap(
 ) -> Intervals | None:
     """Resample the parts of each side with replacement; sums known dot products, reads no data.
 
-    Args:
-        parted: the dot products of all parts; fewer than 8 of a side give no intervals (None).
-        method: gives both variants their constraint.
-        max_grad_norm: the clipping of the run to come.
-        replicates, level: see `Intervals`.
-        seed: seed of the resampling.
+    The method gives both variants their constraint. Fewer than 8 parts give no intervals.
     """
     sizes = (len(parted.retain_shares), len(parted.forget_shares))
     parts = min(sizes)
@@ -313,13 +308,8 @@ def judge(
 ) -> Verdict:
     """Judge a method's constraint by its frontier.
 
-    Args:
-        found: the method's frontier.
-        method: the HAMU method of the run to come.
-        scales: the reciprocals of the retain and forget clip factors, so that changes are of the
-            losses.
-        trusted_rate: the learning rate that first order allows, infinite or None if there is no
-            bound.
+    `scales` are the reciprocals of the retain and forget clip factors, so that changes are of the
+    losses; `trusted_rate` is the learning rate that first order allows, if there is a bound.
     """
     feasible, free, share = found.feasible_limit, found.free_limit, found.free_share
     asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)

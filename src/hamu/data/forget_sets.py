@@ -18,8 +18,7 @@ from torch.utils.data import Dataset, Subset
 
 from hamu.data.images import ImageData
 from hamu.data.sources import reading
-from hamu.data.text import TextRecords, column_names
-from hamu.data.tokens import TextData
+from hamu.data.text import TextData, TextRecords, column_names
 from hamu.errors import HamuError
 
 Records = TypeVar("Records", ImageData, TextRecords, TextData)

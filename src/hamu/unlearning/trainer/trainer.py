@@ -47,9 +47,9 @@ from hamu.unlearning.trainer.evaluations import (
     set_figures,
 )
 from hamu.unlearning.trainer.logs import print_lines, silence
+from hamu.unlearning.trainer.promise import StepWatch
 from hamu.unlearning.trainer.resumable import ResumableTrainer, run_state_of, set_up_layers
 from hamu.unlearning.trainer.sides import EarlyEnds, ShareSampler, SideLosses, check_items
-from hamu.unlearning.trainer.watch import StepWatch
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
