@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from hamu.cli import main
 from hamu.data import forget_class, read_images, read_text
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.unlearning.jobs.sources import NamedSources
+from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.record.inputs import row_digests, set_digest, text_digest, weights_digest
 from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.record.verify import Unavailable

@@ -65,15 +65,15 @@ methods --all => methods takes no options; got --all
 train --data a.npz => name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER
 train --data miniature --model tiny-llama --lora => is new and trained whole; leave --lora and
 unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME, whose
-evaluate --data a.npz => name the model with --model: a folder written by `hamu train`, or hub:OWNER
+evaluate --data a.npz => name the model with --model: one of hamu train, or hub:OWNER
 evaluate --model a\0b => model 'a\\x00b' has a character that no name or text may have; leave it out
 assess --dry_run => assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out
 assess --auto --target_forget_loss 2 => assess has no --auto, which is for hamu unlearn; leave it
 compare --auto => compare has no --auto, which is for hamu unlearn; leave it out
 compare --resume => compare has no --resume, as the same command again goes on where it was; leave
-unlearn --without_forget => has no --without_forget, by which hamu train makes the retain model;
+unlearn --without_forget => has no --without_forget, which is for hamu train; leave it out
 unlearn --eval_on_start False => eval_on_start measures the model before unlearning, the baseline
-unlearn --save_only_model => has save_only_model, which has no place here: a run goes on in its own
+unlearn --save_only_model => has save_only_model, which has no place here: give --resume and the --output_dir of a run
 unlearn --method ga --max_retain_loss 1 => no effect with ga, which has no retain pass
 unlearn --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
 unlearn --forget_filter name=Ada => say what to forget of images with one of --forget_class, --forget_rows, --forget_data; got --forget_rows
@@ -99,7 +99,7 @@ def test_a_command_line(cli, line, message):
 
 def test_a_recipe_of_the_hub_takes_no_folder_of_data(cli):
     line = "unlearn --recipe tofu-llama2-lora --model resnet20 --data_dir tofu"
-    message = "--data_dir tofu has no effect, as hub:locuslab/TOFU:full@train and hub:locuslab/"
+    message = "--data_dir tofu has no effect on hub:locuslab/TOFU:full@train and hub:locuslab/"
     assert message in cli(*line.split())
 
 

@@ -19,7 +19,7 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.models.storage import save_model
-from hamu.unlearning.jobs.sources import NamedSources
+from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.jobs.tasks import TextTask
 
 DATA = "--data records.jsonl --forget_rows 0,1,2,3"
@@ -173,7 +173,7 @@ def test_a_model_without_tokenizer_reads_with_the_one_that_is_named(capsys):
         ("adapter --lora --lora_targets q_proj", "but adapter is one with lora_targets q_proj,v_"),
         (
             "adapter --lora False",
-            "adapter is an adapter, which alone is trained; leave out --lora ",
+            "adapter is an adapter, which is trained; leave out --lora ",
         ),
         ("original --lora_alpha 2", "lora_alpha 2.0 is for a new adapter; give --lora too"),
     ],

@@ -90,20 +90,11 @@ def test_a_focus_draws_only_from_its_records_from_its_place_on():
     pairs.focus_on([2], 20)
     assert set(epoch(pairs, 1)[1]) == {101, 103}, "before its place the one before holds"
     assert set(epoch(pairs, 2)[1]) == {102}
+    resumed = PairedDataset(RETAIN, FORGET)
+    resumed.focus = [(start, where) for start, where in json.loads(json.dumps(pairs.focus))]
+    assert epoch(pairs, 2) == epoch(resumed, 2, batch_size=4), "after a resume too"
     pairs.focus_on([], 30)
     assert epoch(pairs, 3) == epoch(plain, 3), "no records mean all of them"
-
-
-def test_a_focus_is_the_same_after_a_resume_and_for_any_batch_size():
-    pairs, resumed = PairedDataset(RETAIN, FORGET, seed=7), PairedDataset(RETAIN, FORGET, seed=7)
-    pairs.focus_on([0, 1, 2], 3)
-    epoch(pairs, 0)
-    pairs.focus_on([3, 1], 13)
-    resumed.focus = [
-        (start, list(positions)) for start, positions in json.loads(json.dumps(pairs.focus))
-    ]
-    for number in (1, 2):
-        assert epoch(pairs, number) == epoch(resumed, number, batch_size=4)
 
 
 def test_with_positions_a_batch_has_each_forget_record_once_and_names_it():

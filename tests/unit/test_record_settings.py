@@ -9,8 +9,7 @@ from hamu import UnlearnConfig
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings, recorded_settings
 from hamu.unlearning.record.inputs import edited, text_digest, with_settings
-from hamu.unlearning.record.model_card import write_model_card
-from hamu.unlearning.record.record import statement
+from hamu.unlearning.record.record import statement, write_model_card
 from hamu.unlearning.record.schema import schema, violations
 
 

@@ -58,7 +58,7 @@ class Children:
             self._environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // jobs))
         self._asked, self.asked_by = 0, 0
 
-    def ask_to_end(self, number: int) -> None:
+    def ask_to_end(self, number: int, frame: Any = None) -> None:
         """Make no more calls, as a signal asks. Runs save and end; asked again, they are killed."""
         self._asked += 1
         self.asked_by = self.asked_by or number

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 import yaml
@@ -35,33 +33,19 @@ from hamu.unlearning.trainer import UnlearnConfig
 
 @dataclass(frozen=True)
 class Compared:
-    """Result of `compare`.
+    """Result of `compare`."""
 
-    Attributes:
-        folder: the output folder, with comparison.json, .csv, .md, .tex and .png.
-        comparison: rows, means over seeds and hypervolumes.
-        finished, runs: how many runs finished, and how many there are.
-        others: how many more runs are in the folder.
-    """
-
-    folder: Path
-    comparison: Comparison
-    finished: int
-    runs: int
-    others: int
+    folder: Path  # with comparison.json, .csv, .md, .tex and .png
+    comparison: Comparison  # rows, means over seeds and hypervolumes
+    finished: int  # how many runs finished,
+    runs: int  # of how many,
+    others: int  # and how many more are in the folder
 
 
 def compare(*, console: Console | None = None, **options: Any) -> Compared:
     """Unlearn by several methods and settings, each in a process of its own.
 
     The same call again goes on where it was.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu compare`, which --help-all lists, with the same defaults.
-
-    Raises:
-        HamuError: if an option is unknown or does not fit, or other runs are in the place of these.
     """
     environment = dict(os.environ)  # of the runs; reading settings changes it
     settings = settings_of("compare", options)
@@ -133,7 +117,7 @@ def run_job(job: str, options: Mapping[str, Any]) -> None:
 
 def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
     """Run what waits, a line for each that ends; a signal interrupts once all under way ended."""
-    with ending(children), task_bar(console) as bar:
+    with handling(children.ask_to_end), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
             end = f" failed: {row['failed']}"
             if not row["failed"]:
@@ -148,14 +132,3 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
             f"are not finished; the same command goes on with them",
             children.asked_by,
         )
-
-
-@contextmanager
-def ending(children: Children) -> Iterator[None]:
-    """Let a signal ask these to end, while they are at work."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        children.ask_to_end(number)
-
-    with handling(note):
-        yield

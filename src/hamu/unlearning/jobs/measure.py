@@ -39,61 +39,34 @@ from hamu.unlearning.trainer import UnlearnConfig
 
 @dataclass(frozen=True)
 class Assessed:
-    """Result of `assess`.
+    """Result of `assess`."""
 
-    Attributes:
-        folder: the output folder, with assess.json and frontier.png.
-        assessment: all figures, and the verdict.
-    """
-
-    folder: Path
-    assessment: Assessment
+    folder: Path  # with assess.json and frontier.png
+    assessment: Assessment  # all figures, and the verdict
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """Result of `attack`.
+    """Result of `attack`."""
 
-    Attributes:
-        folder: the output folder, with attack.json and attack.png.
-        forget_name: the name of the forget set.
-        result: curves and robustness by attack and model.
-    """
-
-    folder: Path
+    folder: Path  # with attack.json and attack.png
     forget_name: str
-    result: AttackResult
+    result: AttackResult  # curves and robustness by attack and model
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Result of `evaluate`.
+    """Result of `evaluate`."""
 
-    Attributes:
-        folder: the output folder, with evaluation.json.
-        forget_name: the name of the forget set.
-        report: the figures.
-        lines: the standing against the goal, or the reason why there is none.
-        attacked: result of the attacks; None without.
-    """
-
-    folder: Path
+    folder: Path  # with evaluation.json
     forget_name: str
-    report: dict[str, Any]
-    lines: tuple[str, ...]
+    report: dict[str, Any]  # the figures
+    lines: tuple[str, ...]  # the standing against the goal, or the reason why there is none
     attacked: Attacked | None
 
 
 def assess(*, console: Console | None = None, **options: Any) -> Assessed:
-    """Measure before a run how hard it is and what it costs; the verdict names the decision.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu assess`, which --help-all lists, with the same defaults.
-
-    Raises:
-        HamuError: if an option is unknown or does not fit.
-    """
+    """Measure before a run how hard it is and what it costs; the verdict names the decision."""
     settings = settings_of("assess", options)
     asked, args = settings.of(AssessOptions), settings.of(UnlearnConfig)
     task = choose_task(settings, console or silent())
@@ -149,15 +122,7 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
 
 
 def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
-    """Measure a model on the retain, forget and test data.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu evaluate`, which --help-all lists, with the same defaults.
-
-    Raises:
-        HamuError: if an option is unknown or does not fit.
-    """
+    """Measure a model on the retain, forget and test data."""
     settings = settings_of("evaluate", options)
     build_metrics()  # a broken one is to cost no run
     task = choose_task(settings, console or silent())
@@ -273,15 +238,7 @@ def _write_answers(
 
 
 def attack(*, console: Console | None = None, **options: Any) -> Attacked:
-    """Fine-tune copies of a model, and measure whether what was forgotten comes back.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu attack`, which --help-all lists, with the same defaults.
-
-    Raises:
-        HamuError: if an option or an attack is unknown or does not fit.
-    """
+    """Fine-tune copies of a model, and measure whether what was forgotten comes back."""
     task = choose_task(settings_of("attack", options), console or silent())
     folder, problem = task.start()
     result = _attacks(task, problem)()

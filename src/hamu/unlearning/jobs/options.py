@@ -16,7 +16,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
+_OF_TRAIN = {"without_forget": "which is for hamu train"}
 _OF_UNLEARN = dict.fromkeys(
     ("auto", "target_share", "max_retain_increase", "lasting"), "which is for hamu unlearn"
 )
@@ -66,22 +66,15 @@ SHOWN = _names(
 # TrainingArguments without a place: a job writes into its output folder alone, and reaches no
 # network but for names that begin with "hub:" and trackers.
 _NAMES_BY_REASON = {
-    "nothing is sent anywhere; publish the folder that a run leaves by other means": "push_to_hub "
-    "hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
-    "--shard and --pairing share models and batches between the processes of torchrun": "deepspeed "
-    "fsdp fsdp_config accelerator_config parallelism_config",
-    "a run goes on in its own folder, with all of its state; give --resume and its --output_dir": ""
-    "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint "
-    "save_only_model enable_jit_checkpoint",
-    "the size of a step belongs to a run; choose --per_device_train_batch_size": "auto_find_"
-    "batch_size",
-    "the collators choose columns and lengths": "length_column_name remove_unused_columns "
-    "label_names include_for_metrics",
-    "losses are taken of the model's own logits, without noise": "use_liger_kernel "
-    "liger_kernel_config neftune_noise_alpha",
-    "a command prints what matters, and logs into its output folder; --debug alone shows where an "
-    "error comes from": "debug log_level log_level_replica logging_dir",
-    "no command looks at it": "do_train do_eval do_predict local_rank batch_eval_metrics",
+    "nothing is sent anywhere": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy "
+    "hub_always_push hub_revision",
+    "--shard and --pairing lay out the processes of torchrun": "deepspeed fsdp fsdp_config "
+    "accelerator_config parallelism_config",
+    "give --resume and the --output_dir of a run": "resume_from_checkpoint ignore_data_skip "
+    "restore_callback_states_from_checkpoint save_only_model enable_jit_checkpoint",
+    "a job chooses it": "auto_find_batch_size length_column_name remove_unused_columns label_names "
+    "include_for_metrics use_liger_kernel liger_kernel_config neftune_noise_alpha debug log_level "
+    "log_level_replica logging_dir do_train do_eval do_predict local_rank batch_eval_metrics",
 }
 REFUSED = {name: why for why, names in _NAMES_BY_REASON.items() for name in names.split()}
 

@@ -128,10 +128,8 @@ def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] 
     resumed = None
     if options.get("resume") and command in READS:
         resumed = _config_to_resume(command, options)
-    texts = _texts(command, options, resumed).items()
-    settings = parser.typed(
-        {name: text for name, text in texts if text is not None and name in defaults}
-    )
+    texts = _texts(command, options, resumed)
+    settings = parser.typed({name: text for name, text in texts.items() if name in defaults})
     if resumed is not None:
         _check_resumed(resumed, settings, options)
     for name, why in tables.NOT_TAKEN.get(command, {}).items():

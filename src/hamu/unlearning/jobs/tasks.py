@@ -52,6 +52,8 @@ from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 from hamu.unlearning.trainer.resumable import to_channels_last
 
+Problem = UnlearningData[Any]
+Figures = dict[str, Any]
 _WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
 _IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 
@@ -59,9 +61,8 @@ _IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_
 def choose_task(settings: Settings, console: Console) -> Task:
     """The task of `task_name`."""
     if settings.of(RunOptions).trust_remote_code:
-        console.print(
-            "code that comes with a model is run, and can do all that you can", style="yellow"
-        )
+        warning = "code that comes with a model is run, and can do all that you can"
+        console.print(warning, style="yellow")
     is_text = task_name(settings.of(DataOptions)) == "text"
     return TextTask(settings, console) if is_text else ImageTask(settings, console)
 
@@ -80,16 +81,15 @@ def task_name(data: DataOptions) -> str:
 class Task(ABC):
     """One kind of data and model, with the options of a job.
 
-    `ways` are the options that name the forget set, `bundled` the data that come with this package,
-    `built_in` the names of models that `hamu train` makes (a regular expression). Labels are
-    numbered as by the saved model `classes_of`.
+    Labels are numbered as by the saved model `classes_of`.
     """
 
-    noun: str
-    ways: tuple[str, ...]
-    bundled: str
-    built_in: str
-    configs: tuple[str, ...]
+    noun: str  # for its records
+    ways: tuple[str, ...]  # the options that name the forget set
+    bundled: str  # the data that come with this package
+    built_in: str  # names of the models that `hamu train` makes, a regular expression
+    configs: tuple[str, ...]  # a saved model has one of these files
+    reads: tuple[str, ...]  # the options of reading
     collator: Callable[[Any], Mapping[str, Any]]
     predictor: Callable[..., Any]
     has_test_split: Callable[[str], bool]
@@ -101,6 +101,8 @@ class Task(ABC):
         further = [one for one in settings.options if isinstance(one, OriginalOptions)]
         self.original_model = further[0].original_model if further else None
         self.classes_of = self.run.model
+        self.reading = {name: getattr(self.data, name) for name in self.reads}
+        self.trust: dict[str, Any] = {"trust_remote_code": self.run.trust_remote_code}
         self._told: set[str] = set()
 
     @abstractmethod
@@ -120,9 +122,7 @@ class Task(ABC):
         """Training sets and then test data (None stays None) in the form that the model takes."""
 
     @abstractmethod
-    def report(
-        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any
-    ) -> dict[str, Any]:
+    def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
         """The figures of a model, from its predictions for each set and a retain model's."""
 
     def predict(self, model: Any, data: Any) -> Any:
@@ -176,61 +176,47 @@ class Task(ABC):
         place, overwrite = str(self.args.output_dir), self.run.overwrite
         return RunFolder(place, overwrite=overwrite, resume=resume, sources=self.sources())
 
-    def start(self, *, resume: bool = False) -> tuple[RunFolder, UnlearningData[Any]]:
+    def start(self, *, resume: bool = False) -> tuple[RunFolder, Problem]:
         """The output folder and the problem, of a command that has a model."""
         if self.run.model is None:
-            raise HamuError(
-                "name the model with --model: a folder written by `hamu train`, or hub:OWNER/NAME"
-            )
+            raise HamuError("name the model with --model: one of hamu train, or hub:OWNER/NAME")
         folder, problem = self.folder(resume=resume), self.problem()
         self.check_models()
         return folder, problem
 
-    def problem(self) -> UnlearningData[Any]:
+    def problem(self) -> Problem:
         """Read the training and test data and divide them as the options say."""
         data, way = self.data, self.chosen_by()
-        train, test = self.train_and_test()
+        sets = self.train_and_test()
         if way == "forget_class":
-            problem = forget_sets.forget_class(
-                train, test, str(data.forget_class), data.rho, data.forget_seed
-            )
+            name, seed = str(data.forget_class), data.forget_seed
+            problem: Problem = forget_sets.forget_class(*sets, name, data.rho, seed)
         elif way == "forget_data":
             forget = self.read(self.located(str(data.forget_data)), "train")
-            problem = forget_sets.forget_data(train, test, forget, data.allow_missing)
+            problem = forget_sets.forget_data(*sets, forget, data.allow_missing)
         elif way == "forget_rows":
-            problem = forget_sets.forget_rows(
-                train, test, forget_sets.parse_rows(str(data.forget_rows))
-            )
+            rows = forget_sets.parse_rows(str(data.forget_rows))
+            problem = forget_sets.forget_rows(*sets, rows)
         else:
-            rows = forget_sets.matching(train, str(data.forget_filter))
+            rows = forget_sets.matching(sets[0], str(data.forget_filter))
             if not rows:
                 raise HamuError(f"the forget set is empty: no record has {data.forget_filter}")
-            problem = forget_sets.forget_rows(train, test, rows)
+            problem = forget_sets.forget_rows(*sets, rows)
         self._warn(problem, 0 if way == "forget_data" else problem.copies())
         return problem
 
-    def _warn(self, problem: UnlearningData[Any], copies: int) -> None:
+    def _warn(self, problem: Problem, copies: int) -> None:
         """Name records that are in the sets, but should not be."""
-        noun, missing, known = self.noun, problem.not_found, problem.known_tests()
-        if missing:
-            self.tell(
-                f"warning: {missing} of {len(problem.forget)} {noun} to forget are not found in "
-                f"{self.data.data} as they are; if they are there in another form, they are "
-                f"retained"
-            )
-        if copies:
-            self.tell(
-                f"warning: {copies} of the {noun} to retain are the same as some to forget, which "
-                f"a model goes on learning; --forget_data with a file of them takes out all that "
-                f"are the same"
-            )
-        if known:
-            self.tell(
-                f"warning: {known} test {noun} are among those to retain or to forget; figures of "
-                f"the test set, and of membership inference, are not of data never trained on"
-            )
+        noun, forget = self.noun, len(problem.forget)
+        for count, said in (
+            (problem.not_found, f"of {forget} {noun} to forget are not found in {self.data.data}"),
+            (copies, f"{noun} to retain equal some to forget; --forget_data takes out all copies"),
+            (problem.known_tests(), f"test {noun} are among those to retain or to forget"),
+        ):
+            if count:
+                self.tell(f"warning: {count} {said}")
 
-    def announce(self, problem: UnlearningData[Any], more: str) -> None:
+    def announce(self, problem: Problem, more: str) -> None:
         """Name the sets of a problem."""
         forget = f"forget {len(problem.forget)} {self.noun} ({problem.forget_name})"
         self.console.print(f"{forget}, retain {len(problem.retain)}{more}")
@@ -238,8 +224,8 @@ class Task(ABC):
     def chosen_by(self) -> str:
         """The one option that names the forget set."""
         chosen = [name for name in _WAYS if getattr(self.data, name) is not None]
-        flags = ", ".join(f"--{name}" for name in self.ways)
         if len(chosen) != 1 or chosen[0] not in self.ways:
+            flags = ", ".join(f"--{name}" for name in self.ways)
             given = " and ".join(f"--{name}" for name in chosen) or "nothing"
             raise HamuError(f"say what to forget of {self.noun} with one of {flags}; got {given}")
         for name, way in (("rho", "forget_class"), ("allow_missing", "forget_data")):
@@ -249,18 +235,13 @@ class Task(ABC):
 
     def train_and_test(self) -> tuple[Any, Any]:
         """The training data, and the test data or None."""
-        data = self.data
+        data, place = self.data, self.data.data_dir
         if data.data is None:
-            raise HamuError(
-                f"name the training data with --data: {self.bundled}, a file, a folder, or "
-                f"hub:OWNER/NAME"
-            )
+            known = f"{self.bundled}, a file, a folder, or hub:OWNER/NAME"
+            raise HamuError(f"name the training data with --data: {known}")
         named = [name for name in (data.data, data.test_data, data.forget_data) if name is not None]
-        if data.data_dir is not None and not any(map(self.is_local, named)):
-            raise HamuError(
-                f"--data_dir {data.data_dir} has no effect, as {' and '.join(named)} would not be "
-                f"read from there; name the files in it with --data, --forget_data and --test_data"
-            )
+        if place is not None and not any(map(self.is_local, named)):
+            raise HamuError(f"--data_dir {place} has no effect on {' and '.join(named)}")
         source = self.located(data.data)
         train = self.read(source, "train")
         if data.test_data is not None:
@@ -297,15 +278,13 @@ class Task(ABC):
             entries[f"{name} model"] = entry
         return entries
 
-    def inputs_of(self, problem: UnlearningData[Any], *, retain_model: bool = True) -> Inputs:
-        """Digests of a problem, the original model and the retain model."""
+    def inputs_of(self, problem: Problem, of: tuple[str, ...] = ("original", "retain")) -> Inputs:
+        """Digests of a problem, and of the original model and the retain model."""
         sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
-        models = {"original": self.run.model}
-        return self.inputs(
-            sets, models | ({"retain": self.run.retain_model} if retain_model else {})
-        )
+        models = {"original": self.run.model, "retain": self.run.retain_model}
+        return self.inputs(sets, {role: models[role] for role in of})
 
-    def fitted_problem(self, model: Any, problem: UnlearningData[Any]) -> UnlearningData[Any]:
+    def fitted_problem(self, model: Any, problem: Problem) -> Problem:
         """All sets of a problem in the form that the model takes."""
         retain, forget, test = self.fitted(model, problem.retain, problem.forget, problem.test)
         return replace(problem, retain=retain, forget=forget, test=test)
@@ -320,20 +299,18 @@ class Task(ABC):
     def predictions(
         self,
         source: str,
-        problem: UnlearningData[Any],
+        problem: Problem,
         most: int | None = None,
         base: str | None = None,
         *,
         only: Collection[str] = ("retain", "forget", "test"),
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[Any, Figures]:
         """A saved model, and its predictions for each set: for `most` records, else `limit`."""
-        model = self.on_device(self.load_model(source, base))
-        found = {}
+        model, found = self.on_device(self.load_model(source, base)), {}
         for name, data in self.fitted_problem(model, problem).sets().items():
             if name in only:
-                some = forget_sets.subset(
-                    data, self.limit(name) if most is None else most, self.args.seed
-                )
+                count = self.limit(name) if most is None else most
+                some = forget_sets.subset(data, count, self.args.seed)
                 found[name] = self.predict(model, some)
         return model, found
 
@@ -375,22 +352,18 @@ class ImageTask(Task):
     bundled = DIGITS
     built_in = classifiers.NEW_CLASSIFIER
     configs = classifiers.CLASSIFIER_CONFIGS
+    reads = ("image_size", "num_channels", "image_column", "label_column")
     collator = staticmethod(images.collate)
     predictor = staticmethod(predict)
     has_test_split = staticmethod(images.has_test_split)
     processor: Any = None
 
     def read(self, source: str, split: str) -> ImageData:
-        names = ("image_size", "num_channels", "image_column", "label_column")
-        data = images.read_images(
-            source, split, **{name: getattr(self.data, name) for name in names}
-        )
+        data = images.read_images(source, split, **self.reading)
         if data.left_out:
-            self.tell(
-                f"warning: files of {data.source} are left out ({len(data.left_out)}), first "
-                f"{data.left_out[0]}; only images (by their endings, such as .png and .jpg) in a "
-                f"folder per class are read"
-            )
+            left = f"({len(data.left_out)}), first {data.left_out[0]}"
+            only = "only files named as images in a folder per class are read"
+            self.tell(f"warning: files of {data.source} are left out {left}; {only}")
         if split == "train" and data.named and self.classes_of is not None:
             classes = classifiers.class_names(self.classes_of)
             if classes is not None and set(data.classes) <= set(classes):
@@ -399,21 +372,15 @@ class ImageTask(Task):
 
     def new_model(self, name: str, train: ImageData) -> Any:
         if len(train.classes) < 2:
-            raise HamuError(
-                f"{train.source} has one class alone, {train.classes[0]}; a classifier needs at "
-                f"least two"
-            )
-        trusted = self.run.trust_remote_code
-        model = classifiers.new_classifier(
-            name, train, *images.pixel_statistics(train), trust_remote_code=trusted
-        )
+            only = f"{train.source} has one class alone, {train.classes[0]}"
+            raise HamuError(f"{only}; a classifier needs at least two")
+        statistics = images.pixel_statistics(train)
+        model = classifiers.new_classifier(name, train, *statistics, **self.trust)
         if not self.is_built_in(name):
             self._load_processor(name)
             if classifiers.named_as_in_training(model, train.classes):
-                self.tell(
-                    f"the model names none of the classes of {train.source}: its first "
-                    f"{len(train.classes)} outputs are trained for these, and named so"
-                )
+                outputs = f"its first {len(train.classes)} outputs are trained for these"
+                self.tell(f"the model names no class of {train.source}: {outputs}, and named so")
         return model
 
     def check_models(self) -> None:
@@ -423,16 +390,15 @@ class ImageTask(Task):
             classifiers.check_as_many_classes(models["model"], models[role], role)
 
     def load_model(self, source: str, base: str | None = None) -> Any:
-        model = classifiers.load_classifier(source, trust_remote_code=self.run.trust_remote_code)
+        model = classifiers.load_classifier(source, **self.trust)
         self._load_processor(source)
         return model
 
     def _load_processor(self, source: str) -> None:
-        trusted = self.run.trust_remote_code
+        self.processor = None
         try:
-            self.processor = classifiers.load_image_processor(source, trust_remote_code=trusted)
+            self.processor = classifiers.load_image_processor(source, **self.trust)
         except HamuError as error:
-            self.processor = None
             self.tell(f"warning: {error}")
 
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
@@ -443,19 +409,15 @@ class ImageTask(Task):
         if None in (getattr(config, "image_mean", None), getattr(config, "image_std", None)):
             training = [data for data in sets[:-1] if data is not None]
             config.image_mean, config.image_std = images.pixel_statistics(*training)
-            self.tell(
-                f"the model does not say how images are normalised; the mean and standard "
-                f"deviation of {training[0].source} are used"
-            )
+            used = f"the mean and standard deviation of {training[0].source} are used"
+            self.tell(f"the model does not say how images are normalised; {used}")
         statistics = (config.image_mean, config.image_std)
         return [data if data is None else data.normalized(*statistics) for data in sets]
 
     def beside_model(self) -> list[Any]:
         return [] if self.processor is None else [self.processor]
 
-    def report(
-        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any
-    ) -> dict[str, Any]:
+    def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
         classes, target = problem.retain.classes, problem.target_class
         report = classifier_report(predictions, classes, target, reference, self.args.seed)
         return report | further_figures(predictions, reference)
@@ -469,6 +431,7 @@ class TextTask(Task):
     bundled = MINIATURE
     built_in = language.TINY
     configs = storage.CONFIGS
+    reads = ("question_template", "answer_prefix", "prompt_column", "answer_column")
     collator = TextCollator()
     predictor = staticmethod(predict_tokens)
     has_test_split = staticmethod(text.has_test_split)
@@ -481,8 +444,7 @@ class TextTask(Task):
                 setattr(self.args, f"per_device_{side}_batch_size", size)
 
     def read(self, source: str, split: str) -> TextRecords:
-        names = ("question_template", "answer_prefix", "prompt_column", "answer_column")
-        return text.read_text(source, split, **{name: getattr(self.data, name) for name in names})
+        return text.read_text(source, split, **self.reading)
 
     def new_model(self, name: str, train: TextRecords) -> Any:
         run = self.run
@@ -490,9 +452,7 @@ class TextTask(Task):
             self.check_models()
             return self.start_model(name)
         if run.lora or run.merge:
-            raise HamuError(
-                f"{language.TINY} is new and trained whole; leave --lora and --merge out"
-            )
+            raise HamuError(f"{name} is new and trained whole; leave --lora and --merge out")
         if run.tokenizer is None:
             self.tokenizer = language.new_tokenizer(r.prompt + r.answer for r in train.records)
         else:
@@ -501,26 +461,18 @@ class TextTask(Task):
 
     def load_tokenizer(self, model: str, base: str | None = None) -> Any:
         """The tokenizer of a model, or that of --tokenizer."""
-        named, trusted = self.run.tokenizer or model, self.run.trust_remote_code
-        self.tokenizer = language.load_tokenizer(named, base, trust_remote_code=trusted)
+        self.tokenizer = language.load_tokenizer(self.run.tokenizer or model, base, **self.trust)
         return self.tokenizer
 
     def adapter(self) -> language.AdapterSettings | None:
         """Settings of the adapter to train; None to train the whole model."""
-        run = self.run
-        settings = (run.lora_rank, run.lora_alpha, run.lora_dropout, run.lora_targets)
-        return language.AdapterSettings(*settings) if run.lora else None
+        settings = [getattr(self.run, name) for name in OF_AN_ADAPTER]
+        return language.AdapterSettings(*settings) if self.run.lora else None
 
-    def load_model(
-        self, source: str, base: str | None = None, adapter: language.AdapterSettings | None = None
-    ) -> Any:
-        base = base or self.run.base_model
+    def load_model(self, source: str, base: str | None = None, adapter: Any = None) -> Any:
+        base, dtype = base or self.run.base_model, self.run.model_dtype
         model = language.load_language_model(
-            source,
-            base_model=base,
-            adapter=adapter,
-            dtype=self.run.model_dtype,
-            trust_remote_code=self.run.trust_remote_code,
+            source, base_model=base, adapter=adapter, dtype=dtype, **self.trust
         )
         self.load_tokenizer(source, base)
         return model
@@ -531,14 +483,11 @@ class TextTask(Task):
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 raise HamuError(
                     f"{name} would be trained in half precision, which loses small steps; leave "
-                    f"--model_dtype at float32 (--bf16 saves time and memory all the same), or "
-                    f"train an adapter with --lora"
+                    f"--model_dtype at float32 (--bf16 saves as much), or train with --lora"
                 )
         if self.run.merge:
             if not hasattr(model, "peft_config"):
-                raise HamuError(
-                    "there is no adapter to merge; leave --merge out, or train one with --lora"
-                )
+                raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
             storage.check_can_merge(model)
         return model
 
@@ -547,21 +496,16 @@ class TextTask(Task):
 
     def settle_adapter(self) -> None:
         run, source = self.run, str(self.run.model)
-        saved, given = (
-            language.saved_adapter(source),
-            [name for name in OF_AN_ADAPTER if name in self.given],
-        )
+        saved = language.saved_adapter(source)
+        given = {name: getattr(run, name) for name in OF_AN_ADAPTER if name in self.given}
         if saved is None:
-            if given and "lora" not in self.given:
+            for name, value in given.items() if "lora" not in self.given else ():
                 raise HamuError(
-                    f"{given[0]} {getattr(run, given[0])} is for a new adapter; give --lora too, "
-                    f"or leave it out"
+                    f"{name} {value} is for a new adapter; give --lora too, or leave it out"
                 )
             return
         if "lora" in self.given and not run.lora:
-            raise HamuError(
-                f"{source} is an adapter, which alone is trained; leave out --lora False"
-            )
+            raise HamuError(f"{source} is an adapter, which is trained; leave out --lora False")
         run.lora = True
         targets = saved.get("target_modules")
         own = {name: saved.get(key) for name, key in _IN_PEFT.items()}
@@ -569,10 +513,10 @@ class TextTask(Task):
         for name, value in own.items():
             if name not in given:
                 setattr(run, name, value)
-            elif value is not None and _in_order(getattr(run, name)) != _in_order(value):
+            elif value is not None and _in_order(given[name]) != _in_order(value):
                 raise HamuError(
-                    f"{name} {getattr(run, name)} is for a new adapter, but {source} is one with "
-                    f"{name} {value}; give that, or leave it out"
+                    f"{name} {given[name]} is for a new adapter, but {source} is one with {name} "
+                    f"{value}; give that, or leave it out"
                 )
 
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
@@ -585,16 +529,12 @@ class TextTask(Task):
             tokens = encode(data, self.tokenizer, longest, self.data.loss_on)  # type: ignore[arg-type]
             language.check_reads(model, tokens)
             if tokens.truncated:
-                self.tell(
-                    f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source} are "
-                    f"longer than {longest} tokens and were cut; --max_length sets it"
-                )
+                cut = f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source}"
+                self.tell(f"{cut} are cut to {longest} tokens; --max_length sets it")
             encoded.append(tokens)
         return encoded
 
-    def report(
-        self, predictions: Mapping[str, Any], problem: UnlearningData[Any], reference: Any
-    ) -> dict[str, Any]:
+    def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
         texts = {
             name: scored_texts(self.some_records(data, self.limit(name)), self.data.loss_on)
             for name, data in problem.sets().items()

@@ -1,4 +1,4 @@
-"""`hamu.train` and `hamu.unlearn`: the jobs that change a model, and save it."""
+"""`hamu.train` and `hamu.unlearn`: the jobs that change a model and save it; or plan it."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from transformers import set_seed
 
 from hamu.core.distributed import from_main, is_main
 from hamu.core.gram import SIDES
+from hamu.core.objectives import build_objective
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MODEL, RECORD, file_digest, read_json
-from hamu.models import first_not_finite
+from hamu.models import first_not_finite, shapes
 from hamu.models.storage import CannotMerge
 from hamu.unlearning.goal_report import standing_line
-from hamu.unlearning.jobs.options import RunOptions
-from hamu.unlearning.jobs.plan import RunPlan, plan
+from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
-from hamu.unlearning.jobs.settings import recorded_settings, settings_of
-from hamu.unlearning.jobs.tasks import Task, choose_task
+from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
+from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
-from hamu.unlearning.record.model_card import write_model_card
-from hamu.unlearning.record.record import write_record
+from hamu.unlearning.record.record import write_model_card, write_record
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
+from hamu.unlearning.trainer.config import checkpoints_activations
 from hamu.unlearning.trainer.evaluations import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.logs import StepLog, kept_open
 from hamu.unlearning.trainer.promise import describe
@@ -44,19 +44,12 @@ _HARDLY = 0.05  # a probability that is 5% lower or higher
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of `train`.
-
-    Attributes:
-        folder: the output folder.
-        figures: losses and accuracies on the training and test data, and the seconds of training.
-        was_complete: the run to resume had already ended.
-        merge_failure: reason why `merge` failed; "" if it did not.
-    """
+    """Result of `train`."""
 
     folder: Path
-    figures: dict[str, Any]
-    was_complete: bool = False
-    merge_failure: str = ""
+    figures: dict[str, Any]  # losses and accuracies on training and test data, and the seconds
+    was_complete: bool = False  # the run to resume had already ended
+    merge_failure: str = ""  # reason why `merge` failed
 
     @property
     def model(self) -> Path:
@@ -66,16 +59,13 @@ class Trained:
 
 @dataclass(frozen=True)
 class Unlearned(Trained):
-    """Result of `unlearn`.
+    """Result of `unlearn`; its figures are those of evaluation.json.
 
-    Attributes:
-        folder, was_complete, merge_failure: as of `Trained`.
-        figures: the figures "before" and "after", the trajectory, "goal" with the standings (None
-            if nothing defines forgotten), and how the run ended.
-        lines: the course of the run and what of it is saved, a sentence each.
+    They are "before" and "after", the trajectory, "goal" with the standings (None if nothing
+    defines forgotten), and how the run ended.
     """
 
-    lines: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()  # the course of the run and what of it is saved
 
     @property
     def record_digest(self) -> str:
@@ -83,18 +73,19 @@ class Unlearned(Trained):
         return file_digest(self.folder / RECORD) if is_main() else ""
 
 
+@dataclass(frozen=True)
+class RunPlan:
+    """Result of a dry run."""
+
+    rows: tuple[tuple[str, str], ...]  # names and sizes, in words
+    note: str  # the assumptions of the estimate, and the ways to need less
+
+
 def train(*, console: Console | None = None, **options: Any) -> Trained | RunPlan:
-    """Train the original model; with `without_forget`, the retain model.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu train`, which --help-all lists, with the same defaults.
-
-    Returns:
-        The trained model and its figures; with `dry_run` the plan of the run.
+    """Train the original model; with `without_forget`, the retain model; with `dry_run`, plan it.
 
     Raises:
-        HamuError: if an option is unknown or does not fit, or training diverged.
+        HamuError: also if training diverged.
     """
     console = console or silent()
     settings = settings_of("train", options)
@@ -159,18 +150,10 @@ def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
 
 
 def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | RunPlan:
-    """Unlearn the forget set from a model, by goal unless the options name how.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu unlearn`, which --help-all lists, with the same defaults.
-
-    Returns:
-        The model, its figures and the record; with `dry_run` the plan of the run.
+    """Unlearn the forget set from a model, by goal unless the options name how; or plan it.
 
     Raises:
-        HamuError: if an option is unknown or does not fit, no step could be taken, or the run
-            diverged.
+        HamuError: also if no step could be taken, or the run diverged.
     """
     console = console or silent()
     settings = settings_of("unlearn", options)
@@ -339,3 +322,116 @@ def _best(trainer: UnlearnTrainer) -> str:
     else:
         place = "which was not saved; --load_best_model_at_end with --save_strategy keeps it"
     return f"best {key.removeprefix('eval_')} {best[key]:+.4g} at step {best['step']}, {place}"
+
+
+def plan(settings: Settings, console: Console) -> RunPlan:
+    """Parameters, steps and memory of a run; nothing is trained or written."""
+    has_data = settings.of(DataOptions).data is not None
+    task = choose_task(settings, console) if has_data else TextTask(settings, console)
+    args, model = task.args, str(task.run.model)
+    unlearns = isinstance(args, UnlearnConfig)
+    is_new = not unlearns and task.is_built_in(model)
+    if task.run.model is None or (unlearns and task.is_built_in(model)):
+        raise HamuError(
+            "a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read"
+        )
+    task.classes_of = None if is_new else model
+    if model not in shapes.KNOWN:  # which is no adapter, and needs no look at the hub
+        task.settle_adapter()
+    sets = _sets(task)
+    sizes = _of_texts(task, sets, is_new) if isinstance(task, TextTask) else _of_images(task, sets)
+    parameters, trained, memory, note = sizes
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
+    rows = [("parameters", f"{parameters:,}")]
+    rows.append(("trained", f"{trained:,} ({trained / parameters:.2%})"))
+    for name, one in sets.items():
+        stated = " (stated)" if isinstance(one, range) else ""
+        rows.append((f"{name} {task.noun}", f"{len(one):,}{stated}"))
+    rows.append((f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"))
+    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
+    for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
+        written = f"{size:.2f} GB" if size >= 1 else f"{1000 * size:.1f} MB"
+        rows.append((f"memory: {name}", written))
+    smaller = "Smaller: --per_device_train_batch_size with --gradient_accumulation_steps"
+    return RunPlan(tuple(rows), f"Activations are those of {note} {smaller}.")
+
+
+def _sets(task: Task) -> dict[str, Any]:
+    """The records that a run goes through, by set.
+
+    They are a range where their numbers are stated and the data are not here.
+    """
+    counts = {"retain": task.data.expected_retain, "forget": task.data.expected_forget}
+    stated = {name: range(count) for name, count in counts.items() if count is not None}
+    sources = task.data_sources()
+    is_here = sources and all(s == task.bundled or Path(s).exists() for s in sources)
+    unlearns, without_forget = isinstance(task.args, UnlearnConfig), task.run.without_forget
+    sets: dict[str, Any] = stated
+    if is_here or len(stated) < len(counts):
+        if not unlearns and not without_forget:
+            return {"training": task.train_and_test()[0]}
+        sets = task.problem().sets()
+    if unlearns:
+        return {"retain": sets["retain"], "forget": sets["forget"]}
+    everything = range(sum(map(len, sets.values())))
+    return {"training": sets["retain"] if without_forget else everything}
+
+
+_Sizes = tuple[int, int, dict[str, float], str]  # parameters, trained ones, GB by part, a note
+
+
+def _of_texts(task: TextTask, sets: dict[str, Any], is_new: bool) -> _Sizes:
+    """From the configuration alone; a new model is made, as its vocabulary follows from records."""
+    args, run, longest = task.args, task.run, task.data.max_length
+    if is_new:
+        shape = shapes.shape_of(task.new_model(task.built_in, sets["training"]))
+    else:
+        shape = shapes.model_shape(
+            str(run.model),
+            task.adapter(),
+            run.model_dtype,
+            base_model=run.base_model,
+            trust_remote_code=run.trust_remote_code,
+        )
+    length = min(longest, shape.longest or longest)
+    memory = shapes.estimate_memory(
+        shape,
+        tokens=args.per_device_train_batch_size * length,
+        **_copies(args),
+        checkpointing=checkpoints_activations(args),
+    )
+    note = (
+        f"records of {length} tokens each, the longest allowed; --max_length and "
+        f"--gradient_checkpointing need less."
+    )
+    return shape.parameters, shape.trainable, memory, note
+
+
+def _of_images(task: Any, sets: dict[str, Any]) -> _Sizes:
+    """From the model itself, new or loaded, and a forward pass of one image."""
+    args, source, batch = task.args, task.run.model, task.args.per_device_train_batch_size
+    is_loaded = isinstance(args, UnlearnConfig)
+    first = next(iter(sets.values()))
+    model = task.start_model(source) if is_loaded else task.new_model(source, first)
+    image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
+    every = list(model.parameters())
+    trained = [p for p in every if p.requires_grad]
+    nbytes = sum(p.nbytes for p in trained)
+    frozen = sum(p.nbytes for p in every) - nbytes
+    memory = shapes.memory_of_weights(nbytes, frozen, **_copies(args))
+    kept = batch * shapes.kept_for_backward(model, {"pixel_values": image[None]})
+    counts = [sum(p.numel() for p in some) for some in (every, trained)]
+    return counts[0], counts[1], memory | {"activations": kept / 1e9}, f"{batch} images."
+
+
+def _copies(args: Any) -> dict[str, Any]:
+    """Settings that decide how often the weights are held."""
+    objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
+    names = [name for name in objectives if name]
+    return {
+        "optimizer": str(args.optim),
+        "sides": len(names) or 1,
+        "keeps_original": any(build_objective(name).needs_original for name in names),
+    }

@@ -21,7 +21,7 @@ from hamu.unlearning.record.record import SETS, plain
 from hamu.unlearning.record.schema import schema, violations
 
 if TYPE_CHECKING:
-    from hamu.unlearning.jobs.sources import NamedSources
+    from hamu.unlearning.jobs.review import NamedSources
 
 # Largest distance of figures from those recorded, absolutely, and for those above 1 relatively.
 TOLERANCE = {"float32": 0.005, "half precision": 0.05}
@@ -46,17 +46,11 @@ class Unavailable(HamuError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement of a record.
-
-    Attributes:
-        statement: in words.
-        holds: None if it cannot be checked.
-        why: why it does not hold, or cannot be checked.
-    """
+    """One statement of a record."""
 
     statement: str
-    holds: bool | None
-    why: str = ""
+    holds: bool | None  # None if it cannot be checked
+    why: str = ""  # it does not hold, or cannot be checked
 
 
 def verify(run: Path, sources: NamedSources, *, evaluate: bool = True) -> Iterator[Finding]:

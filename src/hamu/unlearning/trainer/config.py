@@ -174,13 +174,9 @@ class UnlearnConfig(TrainConfig):
         "--constraint_mode relative the share of what is possible, in (0, 1].",
     )
     constraint_mode: str = _option("absolute", "absolute (the paper) or relative (feasible).")
-    distribution: str = _option(
-        "norm_product", "How it is divided over blocks: norm_product or uniform."
-    )
+    distribution: str = _option("norm_product", "Division over blocks: norm_product or uniform.")
     radius: str = _option("gradient", "Step radius of a block over lr: gradient or a number.")
-    on_infeasible: str = _option(
-        "stop", "If it cannot be met: stop, clamp (the most possible) or skip."
-    )
+    on_infeasible: str = _option("stop", "If unmet: stop, clamp (the most possible) or skip.")
     stopping: str = _option("aggregate", "Stopping criterion: aggregate, any, global or off.")
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
     stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
@@ -189,17 +185,12 @@ class UnlearnConfig(TrainConfig):
         "sequential",
         "With several processes: sequential, or split (half hold retain, half forget records).",
     )
-    shard: bool = _option(
-        False, "Shard parameters, gradients and optimizer state over processes (FSDP2)."
-    )
+    shard: bool = _option(False, "Shard model, gradients and optimizer over processes (FSDP2).")
     offload_grads: str = _option(
         "none",
         "Where one side's gradient waits: none, cpu, bf16 (half the memory, rounded to 2^-8).",
     )
-    correct_steps: bool = _option(
-        False,
-        "Correct steps that fall short of the demand (one copy of what is trained).",
-    )
+    correct_steps: bool = _option(False, "Correct steps short of the demand (a copy of weights).")
     trust_region: bool = _option(
         False,
         "Steer the learning rate by the share of its promise that a step realises: halve it under "
@@ -213,26 +204,15 @@ class UnlearnConfig(TrainConfig):
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (each its own) or once (the paper).")
     freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics; its weights still train.")
-    full_precision_eval: bool = _option(
-        False, "With --bf16 or --fp16: evaluate in the model's own precision."
-    )
-    max_eval_samples: int | None = _option(
-        None, "Evaluate on at most this many records of each set."
-    )
+    full_precision_eval: bool = _option(False, "With --bf16 or --fp16: evaluate without them.")
+    max_eval_samples: int | None = _option(None, "Records of each set to evaluate on, at most.")
     forget_objective: str | None = _option(
         None,
-        "What to raise in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, "
-        "bounded.",
+        "Raised in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, bounded.",
     )
-    min_forget_loss: float | None = _option(
-        None, "End when a step's forget loss is below this (the paper: 0.1)."
-    )
-    max_retain_loss: float | None = _option(
-        None, "End when a step's retain loss is above this (the paper: 0.4)."
-    )
-    max_forget_loss: float | None = _option(
-        None, "End when a step's forget loss reaches this; see --goal."
-    )
+    min_forget_loss: float | None = _option(None, "End if a forget loss is below (paper: 0.1).")
+    max_retain_loss: float | None = _option(None, "End if a retain loss is above (paper: 0.4).")
+    max_forget_loss: float | None = _option(None, "End if a forget loss reaches it; see --goal.")
     auto: bool = _option(
         False,
         "By goal: demand, learning rate and length follow from measurements. hamu unlearn does so "
@@ -244,9 +224,7 @@ class UnlearnConfig(TrainConfig):
         "default with test data), retrained (as under --retain_model), erased (no longer "
         "recognised; the default for a whole class) or loss (--target_forget_loss).",
     )
-    target_forget_loss: float | None = _option(
-        None, "Loss that each forgotten record must have: --goal loss."
-    )
+    target_forget_loss: float | None = _option(None, "With --goal loss: that of each record.")
     target_share: float = _option(0.95, "Share of the forget records that must be forgotten.")
     max_retain_increase: float | None = _option(
         None, "With --auto: rise of the retain loss at most, in nats; 0.02 by default."
@@ -264,9 +242,7 @@ class UnlearnConfig(TrainConfig):
 
     learning_rate: float = _option(1e-4, "Learning rate.")
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
-    optim: str = _option(
-        "sgd", "Optimizer: sgd (the paper; --auto takes adamw_torch), adafactor, ..."
-    )
+    optim: str = _option("sgd", "Optimizer: sgd (the paper; --auto: adamw_torch), adafactor, ...")
     max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0: none.")
     logging_steps: float = _option(1, "Steps from one log entry to the next.")
     eval_strategy: str = _option("epoch", "When to evaluate: no, steps, epoch.")
@@ -275,9 +251,7 @@ class UnlearnConfig(TrainConfig):
         "joint_gain",
         "What --load_best_model_at_end goes by; joint_gain is the smaller gain of both sides.",
     )
-    greater_is_better: bool | None = _option(
-        None, "A larger value of it is better; by default what unlearning wants."
-    )
+    greater_is_better: bool | None = _option(None, "Larger is better; by default as it is wanted.")
 
     def __post_init__(self) -> None:
         """Check the settings of unlearning, then those of TrainConfig."""

@@ -209,10 +209,10 @@ class RepeatedPasses:
         return tuple(dict.fromkeys(side for side, *_ in self._passes))
 
     def remember(self, side: str, loss: Callable[[], Tensor], count: Tensor | int) -> None:
-        """Note a pass that is about to be made: its part of the side's loss, a mean over `count`
-        images or scored tokens.
-        """
-        self._passes.append((side, loss, count, _random_state(self._device)))
+        """Note a pass to come: its part of a side's loss, a mean over `count` records or tokens."""
+        on_gpu = self._device.type == "cuda"
+        of_gpu = [torch.cuda.get_rng_state(self._device)] if on_gpu else []
+        self._passes.append((side, loss, count, [torch.get_rng_state(), *of_gpu]))
 
     def clear(self) -> None:
         """Forget the passes: the step is over, or will not be measured."""
@@ -234,13 +234,15 @@ class RepeatedPasses:
     def losses(self) -> dict[str, Tensor]:
         """By side, the losses of the step's batches at the present weights, by its masks, 0-dim."""
         losses: dict[str, Tensor] = {}
-        now = _random_state(self._device)
+        gpus = [self._device] if self._device.type == "cuda" else []
         exact = without_tf32() if self.are_exacter else nullcontext()
-        with exact, without_autocast(self._model), _buffers_kept(self._model):
-            for side, loss, _, random_state in self._passes:
-                _set_random_state(random_state, self._device)
+        kept = torch.random.fork_rng(gpus)
+        with kept, exact, without_autocast(self._model), _buffers_kept(self._model):
+            for side, loss, _, (of_host, *of_gpu) in self._passes:
+                torch.set_rng_state(of_host)
+                for state in of_gpu:
+                    torch.cuda.set_rng_state(state, self._device)
                 losses[side] = losses.get(side, 0.0) + loss()
-        _set_random_state(now, self._device)
         return losses
 
     def roughness(self) -> float:
@@ -250,14 +252,12 @@ class RepeatedPasses:
         """
         if not self._spreads:
             return 0.0
-        counts = [
-            torch.as_tensor(count, dtype=torch.float64).cpu() for *_, count, _ in self._passes
-        ]
+        fewest = min(float(count) for *_, count, _ in self._passes)
         spread = torch.stack(self._spreads).double().square().max()
         self._spreads.clear()
         # over all processes, which must judge a step alike
-        spread = (all_reduced(spread) / world_size()).sqrt().cpu()
-        return _ROUGH * self._eps * (spread / torch.stack(counts).min().sqrt()).item()
+        spread = all_reduced(spread) / world_size() / fewest
+        return _ROUGH * self._eps * spread.sqrt().item()
 
 
 class CheckSchedule:
@@ -347,9 +347,7 @@ class StepWatch(TrainerCallback):
         return () if self._guard is None else self._guard.keep
 
     def take(self, step: PairStep | None, losses: Mapping[str, Tensor], scaler: Any = None) -> None:
-        """Take the step at hand, None if the run ends before it, with this process's losses by side
-        and the run's `GradScaler`; the optimizer comes next.
-        """
+        """Take the step at hand, None if the run ends, and its losses; the optimizer comes next."""
         self.step, self._losses, self._scaler, self.figures = step, losses, scaler, {}
         if not self.is_taken:
             self.passes.clear()
@@ -390,8 +388,9 @@ class StepWatch(TrainerCallback):
             return
         is_undone = False
         with self._timed():
-            if self._guard is not None:
-                self._measure(self._guard)
+            corrected = None if self._guard is None else self._guard.after().corrected
+            if corrected is not None:
+                self.figures["corrected_share"] = corrected.double().mean().item()
             if self.passes:
                 is_undone = self._judge(self.step)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -408,11 +407,6 @@ class StepWatch(TrainerCallback):
     def _timed(self) -> AbstractContextManager[None]:
         return self.schedule.timed() if self.passes else nullcontext()
 
-    def _measure(self, guard: StepGuard) -> None:
-        corrected = guard.after().corrected
-        if corrected is not None:
-            self.figures["corrected_share"] = corrected.double().mean().item()
-
     def _judge(self, step: PairStep) -> bool:
         """Compare promise and outcome; return True if the trust region undid the step."""
         outcome, is_undone = self._outcome(step), False
@@ -421,7 +415,13 @@ class StepWatch(TrainerCallback):
             is_undone = outcome.is_told and not self.trust.update(outcome.trust)
             if is_undone:
                 self._guard.undo()
-        self._note(outcome)
+        for side, promised in outcome.promised.items():
+            self.figures[f"first_order_{side}_change"] = promised
+            self.figures[f"realised_{side}_change"] = outcome.realised[side]
+        self.figures["rounding"] = outcome.noise
+        if outcome.kept is not None:
+            self.figures["promise_kept"] = float(outcome.kept)
+        self.figures["trust"] = outcome.trust if math.isfinite(outcome.trust) else -math.inf
         if not is_undone:
             self.record.add(outcome)
         return is_undone
@@ -434,12 +434,11 @@ class StepWatch(TrainerCallback):
         after = self._summed(self.passes.losses())
         changes, length, demand = self._first_order(step, clip, tuple(after))
         constrained = None if constraint is None else constraint.constrained
-        tensors = {"length": length}
-        tensors["demand"] = torch.zeros(()) if constrained is None else demand / clip[constrained]
+        demand = torch.zeros(()) if constrained is None else demand / clip[constrained]
+        tensors = {"length": length, "demand": demand}
         for side, loss in after.items():
-            found = {"promised": changes[side], "realised": loss - self._before[side]}
-            found |= {"norm": norms[side], "loss": loss}
-            tensors |= {f"{side} {name}": value for name, value in found.items()}
+            tensors |= {f"{side} promised": changes[side], f"{side} norm": norms[side]}
+            tensors |= {f"{side} realised": loss - self._before[side], f"{side} loss": loss}
         read = read_at_once(tensors)
         # the losses are float32 means: below a few of their last digits nothing can be told
         largest = max(1e-3, *(abs(read[f"{side} loss"]) for side in after))
@@ -457,8 +456,7 @@ class StepWatch(TrainerCallback):
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """g·Δw by side, ‖Δw‖, and the demand on the clipped loss, 0 without; all 0-dim.
 
-        As the guard measured them on the weights, where it did; else by the Gram of a step of plain
-        descent.
+        By the guard, if it measured them on the weights; else by the Gram of plain descent.
         """
         rate, constraint = float(self._optimizer.param_groups[0]["lr"]), step.weights.constraint
         demand = torch.zeros(()) if constraint is None else rate * constraint.clipped_demand
@@ -475,20 +473,8 @@ class StepWatch(TrainerCallback):
         none = torch.zeros((), device=self._device)
         return {side: all_reduced(losses.get(side, none).double()) for side in self._sides}
 
-    def _note(self, outcome: StepOutcome) -> None:
-        for side, promised in outcome.promised.items():
-            self.figures[f"first_order_{side}_change"] = promised
-            self.figures[f"realised_{side}_change"] = outcome.realised[side]
-        self.figures["rounding"] = outcome.noise
-        if outcome.kept is not None:
-            self.figures["promise_kept"] = float(outcome.kept)
-        self.figures["trust"] = outcome.trust if math.isfinite(outcome.trust) else -math.inf
-
     def step_figures(self) -> dict[str, float]:
-        """Figures of the step by name, in one transfer; its losses alone if the run ended before.
-
-        Those of its check follow.
-        """
+        """Figures of the step, in one transfer, and of its check; losses alone if the run ended."""
         losses, step, sides = self._summed(self._losses), self.step, self._sides
         tensors = {f"{side}_loss": losses[side] for side in sides}
         if step is not None:
@@ -550,17 +536,6 @@ def read_at_once(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
             values = torch.stack([v.detach().to(device, torch.float64) for v in there.values()])
             found |= dict(zip(there, values.tolist(), strict=True))
     return {key: found[key] for key in tensors}
-
-
-def _random_state(device: torch.device) -> list[Tensor]:
-    of_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *of_gpu]
-
-
-def _set_random_state(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
 
 
 @contextmanager
