@@ -288,7 +288,7 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
     last_line, best_line, ring = chart.figure.data
     assert (ring.x[0], ring.y[0]) == pytest.approx((0.5 / 9, 0.5))
     assert last_line.y[-1] == best_line.y[-1] == 1.0, "all of the trajectory is drawn"
-    assert "best, saved: (0.05556, 0.5)" in words_of(last, best), "for those who see no chart"
+    assert "best: (0, 0) to (0.1111, 1); " in words_of(last, best), "for those who see no chart"
     assert "The model saved is that after 10 of 19 steps" in words_of(best)
     assert "The model saved" not in words_of(last)
 

@@ -69,11 +69,10 @@ class Chart:
             elif isinstance(one, go.Bar):
                 known = [f"{y} {x:.1%}" for y, x in zip(one.y, one.x, strict=True) if x is not None]
                 yield html.unescape(f"{one.name}: {', '.join(known)}")
-            elif isinstance(one, go.Scatter):
-                ends = [f"({one.x[n]:,.4g}, {one.y[n]:.3g})" for n in (0, -1) if one.y]
-                span = f"; lowest {min(one.y):.3g}, highest {max(one.y):.3g}" if one.y else ""
-                words = " to ".join(ends) or "nowhere finite"
-                yield f"{html.unescape(one.name)}: {words}{span}"
+            elif isinstance(one, go.Scatter) and one.y and "lines" in one.mode:
+                first, last = (f"({one.x[n]:,.4g}, {one.y[n]:.3g})" for n in (0, -1))
+                span = f"lowest {min(one.y):.3g}, highest {max(one.y):.3g}"
+                yield f"{html.unescape(one.name)}: {first} to {last}; {span}"
 
 
 def _series(name: str, xy: Any, color: str, mode: str = "lines", **trace: Any) -> go.Scatter:

@@ -25,7 +25,6 @@ from hamu.evaluation.attack_results import AttackResult
 from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
 from hamu.report import charts, tables
-from hamu.report.charts import Chart
 from hamu.report.pictures import Look, looks_of
 from hamu.report.run import (
     ROLES,
@@ -133,8 +132,8 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
     runs = told_apart(runs)
     looks = looks_of([run.method for run in runs])
     parts = [
-        {"run": run, "verdict": verdict(run), "charts": _charts(run, look, contents)}
-        | {"tables": _tables(run), "pictures": _pictures(run.observed) if contents else {}}
+        {"run": run, "look": look, "verdict": verdict(run)}
+        | {"pictures": _pictures(run.observed) if contents else {}}
         for run, look in zip(runs, looks, strict=True)
         if not run.is_trajectory_alone
     ]
@@ -164,9 +163,11 @@ def _template(name: str) -> Template:
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
     found.filters |= {"number": number, "counted": _counted, "json": json.dumps}
-    words = (auc_of, forgotten_words, goal_name, has_share, meaning, kept_in_words)
+    words = (auc_of, forgotten_words, goal_name, goal_tables, has_share, meaning, kept_in_words)
     found.globals |= {one.__name__: one for one in words}
-    found.globals |= {"FIGURES": tables.FIGURES, "TITLES": _TITLES, "BUCKETS": charts.BUCKETS}
+    found.globals |= {"TITLES": _TITLES, "draw": charts, "figures": tables}
+    found.globals |= {"attack_result": AttackResult.from_json}
+    found.tests["images"] = lambda one: isinstance(one, ImageObservations)
     return found.get_template(name)
 
 
@@ -175,43 +176,7 @@ def _counted(count: int, nouns: str) -> str:
     return f"{count:,} {nouns}" if count != 1 else f"1 {nouns.removesuffix('s')}"
 
 
-def _charts(run: Run, look: Look, contents: bool) -> dict[str, list[Chart]]:
-    """The charts of a run by section."""
-    observed, evaluation = run.observed, run.evaluation
-    found = {"gained": charts.trajectories([run], [look]), "steps": [], "layers": [], "attack": []}
-    if evaluation is not None:
-        found["gained"] += charts.class_accuracy(evaluation, contents)
-    if run.attack:
-        found["attack"] = charts.attack_charts(AttackResult.from_json(run.attack))
-    if run.steps:
-        found["steps"] = charts.step_charts(run)
-    if run.layers:
-        found["layers"] = charts.layer_charts(run.layers)
-    found["records"] = [charts.distribution(observed)] if observed else []
-    found["membership"] = charts.membership_charts(observed) if observed else []
-    if isinstance(observed, ImageObservations):
-        found["images"] = [charts.confusion(observed, role, contents) for role in ROLES]
-        found["images"] += charts.embedding(observed) if observed.embeddings else []
-    elif observed:
-        found["texts"] = [charts.answer_probabilities(observed, contents)]
-    return found
-
-
-def _tables(run: Run) -> dict[str, list[Table]]:
-    """The tables of a run by section."""
-    found: dict[str, list[Table]] = {"gained": [], "records": [], "attack": []}
-    if run.evaluation is not None:
-        found["gained"] = [
-            tables.report_table({role: run.evaluation[role] for role in ROLES}, run.record)
-        ]
-    if run.goal is not None:
-        found["records"] = _goal_tables(run.goal, run.observed)
-    if run.attack is not None:
-        found["attack"] = tables.attack_tables(AttackResult.from_json(run.attack))
-    return found
-
-
-def _goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[Table]:
+def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[Table]:
     """Counts and quantiles of the losses of single records, and the ten furthest away."""
     rows = [
         [f"forget, {role}", f"{goal[role]['forgotten']:,} of {goal[role]['records']:,}"]

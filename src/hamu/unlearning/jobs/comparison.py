@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,7 @@ class Compared:
     """Result of `compare`."""
 
     folder: Path  # with comparison.json, .csv, .md, .tex and .png
-    comparison: Comparison  # rows, means over seeds and hypervolumes
+    comparison: Comparison = field(repr=False)  # rows, means over seeds and hypervolumes
     finished: int  # how many runs finished,
     runs: int  # of how many,
     others: int  # and how many more are in the folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Assessed:
     """Result of `assess`."""
 
     folder: Path  # with assess.json and frontier.png
-    assessment: Assessment  # all figures, and the verdict
+    assessment: Assessment = field(repr=False)  # all figures, and the verdict
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Attacked:
 
     folder: Path  # with attack.json and attack.png
     forget_name: str
-    result: AttackResult  # curves and robustness by attack and model
+    result: AttackResult = field(repr=False)  # curves and robustness by attack and model
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Evaluated:
 
     folder: Path  # with evaluation.json
     forget_name: str
-    report: dict[str, Any]  # the figures
+    report: dict[str, Any] = field(repr=False)  # the figures
     lines: tuple[str, ...]  # the standing against the goal, or the reason why there is none
     attacked: Attacked | None
 

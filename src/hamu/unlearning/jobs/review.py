@@ -321,7 +321,7 @@ class NamedSources:
 
     def precision(self) -> str:
         """The precision of the run's evaluations: a key of `verify.TOLERANCE`."""
-        is_full = not self.task.evaluates_in_half() and self.task.run.model_dtype == "float32"
+        is_full = not self.task.evaluates_in_half() and self.task.dtype() == "float32"
         return "float32" if is_full else "half precision"
 
     def _model(self, role: str) -> str:

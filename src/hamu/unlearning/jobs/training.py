@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ class Trained:
     """Result of `train`."""
 
     folder: Path
-    figures: dict[str, Any]  # losses and accuracies on training and test data, and the seconds
+    figures: dict[str, Any] = field(
+        repr=False
+    )  # losses and accuracies on training and test data, and the seconds
     was_complete: bool = False  # the run to resume had already ended
     merge_failure: str = ""  # reason why `merge` failed
 
@@ -384,7 +386,7 @@ def _of_texts(task: TextTask, sets: dict[str, Any], is_new: bool) -> _Sizes:
         shape = shapes.model_shape(
             str(run.model),
             task.adapter(),
-            run.model_dtype,
+            task.dtype(),
             base_model=run.base_model,
             trust_remote_code=run.trust_remote_code,
         )
