@@ -280,12 +280,10 @@ def test_records_to_forget_that_are_not_in_the_data_are_counted(capsys):
     assert run(job) == 2
     err = capsys.readouterr().err
     assert "1 of 2 records of gone.jsonl are not in" in err
-    assert "give --allow_missing" in err
     assert "number" not in err
     assert not Path("missing").exists()
     assert run(f"{job} --allow_missing") == 0
     assert "1 of 2 records to forget are not found" in " ".join(capsys.readouterr().out.split())
-    assert "1 of them found in the training data" in Path("missing/record.json").read_text()
 
 
 def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(capsys):

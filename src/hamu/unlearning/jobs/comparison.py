@@ -43,9 +43,10 @@ class Compared:
 
 
 def compare(*, console: Console | None = None, **options: Any) -> Compared:
-    """Unlearn by several methods and settings, each in a process of its own.
+    """Unlearn by several methods, constraints, learning rates and seeds, and compare the results.
 
-    The same call again goes on where it was.
+    Takes the options of unlearn, but for --method, a goal, --dry_run and --resume. Each run has a
+    process of its own. The same command again goes on where it was.
     """
     environment = dict(os.environ)  # of the runs; reading settings changes it
     settings = settings_of("compare", options)

@@ -66,7 +66,11 @@ class Evaluated:
 
 
 def assess(*, console: Console | None = None, **options: Any) -> Assessed:
-    """Measure before a run how hard it is and what it costs; the verdict names the decision."""
+    """Say before a run how hard it is, what it will cost, and whether to start.
+
+    The verdict is the exit code: 0, 3 (it costs) or 4 (next to nothing is free, or no step is
+    possible). Takes the options of unlearn, but for a goal, --dry_run and --resume.
+    """
     settings = settings_of("assess", options)
     asked, args = settings.of(AssessOptions), settings.of(UnlearnConfig)
     task = choose_task(settings, console or silent())
@@ -268,10 +272,8 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackRes
         known = {*problem.retain.digests(), *problem.forget.digests()}
         unrelated = texts.select([i for i, one in enumerate(texts.digests()) if one not in known])
     elif named is not None:
-        raise HamuError(
-            f"unrelated_data {named} has no effect without the attack "
-            f"{attack_results.RELEARN_UNRELATED}; leave it out"
-        )
+        only = attack_results.RELEARN_UNRELATED
+        raise HamuError(f"unrelated_data {named} has no effect without the attack {only}")
     roles = {
         "model": attack_results.UNLEARNED,
         "original": attack_results.ORIGINAL,
@@ -289,21 +291,11 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackRes
                     model = task.on_device(task.start_model(name))
                     fitted = task.fitted_problem(model, problem)
                     others = task.fitted(model, unrelated)[0] if unrelated else None
-                    yield (
-                        role,
-                        model,
-                        AttackData(
-                            fitted.retain,
-                            fitted.forget,
-                            task.collator,
-                            task.args.eval_batch_size,
-                            others,
-                            getattr(task, "tokenizer", None),
-                        ),
-                    )
+                    form = (task.collator, task.args.eval_batch_size, others)
+                    tokenizer = getattr(task, "tokenizer", None)
+                    yield role, model, AttackData(fitted.retain, fitted.forget, *form, tokenizer)
 
-            return attack_all(
-                loaded(), settings, task.args.seed, lambda steps: bar.advance(job, steps)
-            )
+            seed = task.args.seed
+            return attack_all(loaded(), settings, seed, lambda steps: bar.advance(job, steps))
 
     return run

@@ -487,10 +487,8 @@ class TextTask(Task):
             raise HamuError("weights in 4 bits cannot be trained; train an adapter with --lora")
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
-                raise HamuError(
-                    f"{name} would be trained in half precision, which loses small steps; leave "
-                    f"out --model_dtype (--bf16 saves as much), or train with --lora"
-                )
+                why = f"{name} would be trained in half precision, which loses small steps"
+                raise HamuError(f"{why}; leave --model_dtype out (use --bf16), or give --lora")
         if self.run.merge:
             if not hasattr(model, "peft_config"):
                 raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
@@ -517,9 +515,7 @@ class TextTask(Task):
         given = {name: getattr(run, name) for name in OF_AN_ADAPTER if name in self.given}
         if saved is None:
             for name, value in given.items() if "lora" not in self.given else ():
-                raise HamuError(
-                    f"{name} {value} is for a new adapter; give --lora too, or leave it out"
-                )
+                raise HamuError(f"{name} {value} is for a new adapter; give --lora too")
             return
         if "lora" in self.given and not run.lora:
             raise HamuError(f"{source} is an adapter, which is trained; leave out --lora False")
@@ -531,10 +527,8 @@ class TextTask(Task):
             if name not in given:
                 setattr(run, name, value)
             elif value is not None and _in_order(given[name]) != _in_order(value):
-                raise HamuError(
-                    f"{name} {given[name]} is for a new adapter, but {source} is one with {name} "
-                    f"{value}; give that, or leave it out"
-                )
+                new = f"{name} {given[name]} is for a new adapter"
+                raise HamuError(f"{new}, but {source} is one with {name} {value}; leave it out")
 
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
         longest = self.length_for(model)
