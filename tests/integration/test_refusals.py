@@ -62,17 +62,17 @@ unlearn --expected_forget 0 => expected_forget 0 must be at least 1
 assess --bootstrap_memory inf => bootstrap_memory inf must be a number of GB, 0 or more
 unlearn --data_seed 10000000000 => data_seed 10000000000 must be 0 to 4294967295
 methods --all => methods takes no options; got --all
-train --data a.npz => name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER
+train --data a.npz => name the model with --model: resnet20, tiny-llama, or a saved one
 train --data miniature --model tiny-llama --lora => is new and trained whole; leave --lora and
-unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME, whose
+unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME
 evaluate --data a.npz => name the model with --model: one of hamu train, or hub:OWNER
-evaluate --model a\0b => model 'a\\x00b' has a character that no name or text may have; leave it out
+evaluate --model a\0b => model 'a\\x00b' has a character that no text may have
 assess --dry_run => assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out
 assess --auto --target_forget_loss 2 => assess has no --auto, which is for hamu unlearn; leave it
 compare --auto => compare has no --auto, which is for hamu unlearn; leave it out
 compare --resume => compare has no --resume, as the same command again goes on where it was; leave
 unlearn --without_forget => has no --without_forget, which is for hamu train; leave it out
-unlearn --eval_on_start False => eval_on_start measures the model before unlearning, the baseline
+unlearn --eval_on_start False => eval_on_start measures the baseline of every figure; leave it on
 unlearn --save_only_model => has save_only_model, which has no place here: give --resume and the --output_dir of a run
 unlearn --method ga --max_retain_loss 1 => no effect with ga, which has no retain pass
 unlearn --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
@@ -136,11 +136,11 @@ seed: 1|keep: 2|seed: 2 => run.yaml is not valid YAML, line 3: seed is there twi
 unlearn:|  seeds: [1] => run.yaml has the unknown setting 'seeds' under unlearn; did you mean seed?
 compare:|  method: ga => run.yaml has the unknown setting 'method' under compare; did you mean methods?
 unlern:|  seed: 1 => run.yaml has the unknown setting 'unlern'; did you mean unlearn?
-seed: [[1], 2] => run.yaml has nested values under seed; expected one value, or a list of them
+seed: [[1], 2] => run.yaml has nested values under seed; give one value, or a list
 seed: \xff => run.yaml is not valid YAML: unacceptable character #x00ff: invalid start byte
 seed: \x07 => run.yaml is not valid YAML: unacceptable character #x0007: special characters are
 seed: 1|keep: ] => run.yaml is not valid YAML, line 2: expected the node content, but found ']'
-magic: 1 => run.yaml has the unknown setting 'magic'; hamu unlearn --help-all lists those there are
+magic: 1 => run.yaml has the unknown setting 'magic'; see hamu unlearn --help-all
 """))  # fmt: skip
 def test_a_file_of_settings(cli, content, message):
     Path("run.yaml").write_bytes(content.replace("|", "\n").encode("latin1"))

@@ -138,7 +138,7 @@ def test_several_runs_share_a_page_that_names_those_that_do_not_compare(images, 
     assert "do not all compare: other had another test set than run." in page()
     (images / "other/inputs.json").write_text("[]")
     assert "does not say what that run has read" in page()
-    words = "2 folders are named: say where their common page goes, with --output FILE.html"
+    words = "name the place of the page of 2 folders with --output FILE"
     assert words in refused(capsys, "run", "other")
 
 
@@ -188,7 +188,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
         ("compare", "the comparison in compare has no run yet; wait until its first one has begun"),
         ("gone", "there is no folder gone; name the --output_dir of a `hamu unlearn`"),
         ("data", "data holds no run: it has neither steps.jsonl nor record.json"),
-        ("run --output nowhere/x.html", "the folder nowhere of --output is not there; make it"),
+        ("run --output nowhere/x.html", "the folder nowhere of --output is not there"),
         ("run --output data", "data is there and is not a report"),
         ("run --output pipe.html", "pipe.html is there and is not a report"),
         ("run --output mine.html", "mine.html is there and is not a report; choose another"),

@@ -269,7 +269,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
 def test_settings_of_a_run_stay_but_for_those_that_change_no_result(
     cli, tmp_path, saved_model, signal_at
 ):
-    none = "hamu unlearn: there is no run to resume in none: it has no config.yaml; start it"
+    none = "hamu unlearn: there is no run to resume in none: it has no config.yaml"
     assert resume(cli, "none")[2].startswith(none)
     signal_at(2, signal.SIGTERM)
     assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143

@@ -207,9 +207,7 @@ class _Masked(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["hamu-q", "gdiff", "ga"])
-def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end_the_run(
-    trainer_of, method
-):
+def test_an_infinite_loss_with_a_finite_gradient_is_skipped(trainer_of, method):
     torch.manual_seed(0)
     net = _Masked()
     retain = [{"pixel_values": torch.randn(1, 2, 2), "labels": i % 2} for i in range(8)]
@@ -230,13 +228,7 @@ def test_an_infinite_loss_with_a_finite_gradient_is_skipped_and_many_of_them_end
     assert [line["taken"] for line in lines(trainer)] == [1.0, 1.0, 0.0, 1.0]
     assert lines(trainer)[2]["forget_loss"] == torch.inf
     assert (trainer.steps_taken, trainer.steps_skipped) == (3, 1)
-
-    start, adam = weights(net), {"optim": "adamw_torch", "weight_decay": 0.1}
-    trainer = trainer_of(net, forget=[one | {"labels": 2}] * 8, max_skips=2, **settings, **adam)
-    trainer.train()
-    assert trainer.stop.kind == "skips"
-    assert trainer.stop_reason.startswith("2 steps in a row could not be taken: a loss is not fin")
-    assert torch.equal(weights(net), start)
+    assert trainer.skip_reason == "a loss is not finite"
 
 
 def test_what_unlearning_has_no_place_for_is_refused(model, problem, trainer_of, tmp_path):

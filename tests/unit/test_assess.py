@@ -237,6 +237,17 @@ def spectrum_of(h, steps=None, tolerance=1e-9):
     return lanczos(lambda v: h @ v, [like], steps=steps or len(h), tolerance=tolerance)
 
 
+def test_the_spectrum_of_a_model_in_bfloat16_is_found_in_float32():
+    scale = torch.linspace(-1.0, 3.0, 64)
+    weights = torch.zeros(64, dtype=torch.bfloat16)
+    found = lanczos(lambda v: scale * v, [weights], steps=64, tolerance=1e-6)
+    assert (found.largest, found.smallest) == pytest.approx((3.0, -1.0), rel=1e-4)
+    hessian = Hessian(
+        lambda batch: (0.5 * scale * weights.square()).sum(), [None], [weights.requires_grad_()]
+    )
+    assert hessian.product(torch.ones(64)).dtype == torch.float32
+
+
 @pytest.mark.parametrize("demand", [0.01, 1.0, 30.0])
 def test_the_second_order_condition_is_the_constrained_minimum(demand):
     """F against the problem of App. B.5, its optimality conditions solved as one linear system."""

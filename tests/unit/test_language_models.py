@@ -96,11 +96,10 @@ def test_a_base_of_another_size_is_refused():
     expected = r"base has another shape of .*down_proj\.weight: its weights and its config\.json"
     with pytest.raises(HamuError, match=expected):
         load_language_model("base")
-    transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SIZES | {"hidden_size": 32})
-    ).save_pretrained("wide")
+    change_json("base/config.json", intermediate_size=32)
+    change_json("adapter/adapter_config.json", r=3)
     with pytest.raises(HamuError, match=r"adapter cannot be loaded: .*size mismatch for .*lora_A"):
-        load_language_model("adapter", base_model="wide")
+        load_language_model("adapter")
 
 
 def test_an_adapter_names_its_base_by_the_whole_path_or_the_name_of_the_hub(
@@ -205,15 +204,6 @@ def test_a_model_for_images_and_text_has_the_shape_of_its_language_model(tmp_pat
     assert (shape.layers, shape.hidden, shape.vocabulary, shape.longest) == (1, 16, 300, 96)
 
 
-def test_a_model_that_sees_what_it_is_to_predict_is_refused(data, tmp_path):
-    transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).save_pretrained(tmp_path)
-    message = "a model of type bert is not a causal language model: its predictions change"
-    with pytest.raises(HamuError, match=message):
-        check_reads(load_language_model(str(tmp_path)), data)
-    causal = transformers.BertConfig(**SIZES, is_decoder=True)
-    check_reads(transformers.BertLMHeadModel(causal), data)
-
-
 def test_a_model_with_a_head_or_a_weight_that_would_be_lost_is_refused(tmp_path):
     transformers.GPT2ForSequenceClassification(transformers.GPT2Config(**OF_GPT)).save_pretrained(
         tmp_path / "gpt"
@@ -267,19 +257,6 @@ def test_an_adapter_that_was_saved_with_embeddings_is_saved_with_them(tied, embe
     of_state = tmp_path / "of state"  # as of a sharded one
     loaded.save_pretrained(of_state, state_dict=whole, save_embedding_layers=embeddings)
     assert load_file(of_state / WEIGHTS).keys() == names
-
-
-def test_an_adapter_of_a_larger_vocabulary_goes_on_a_base_that_was_resized(tmp_path):
-    model = llama()
-    model.save_pretrained(tmp_path / "base")
-    model.resize_token_embeddings(302)
-    model.save_pretrained(tmp_path / "resized")
-    adapted = with_adapter(model, AdapterSettings(rank=2))
-    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
-    with pytest.raises(HamuError, match=r"size mismatch for .*embed_tokens.*302.*300"):
-        load_language_model(str(tmp_path / "adapter"))
-    load_language_model(str(tmp_path / "adapter"), base_model=str(tmp_path / "resized"))
 
 
 def test_tensors_of_another_model_are_not_put_into_this_one(tmp_path):

@@ -74,13 +74,6 @@ def test_a_saved_model_comes_back_the_same(tmp_path):
     check_fits(back.to("meta"), DIGITS)  # wherever the model lies
 
 
-def test_any_hugging_face_classifier_loads(tmp_path):
-    vision_transformer(image_size=8).save_pretrained(tmp_path)
-    model = load_classifier(str(tmp_path))
-    check_fits(model, DIGITS)
-    assert model.config.image_mean is None, "without a processor nothing states it"
-
-
 def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
     with pytest.raises(HamuError, match=r"nowhere is not a saved model: it has no config\.json; g"):
         load_classifier("nowhere")

@@ -187,7 +187,7 @@ def test_a_model_that_finds_no_room_leaves_nothing_half(begun, monkeypatch, erro
         raise error
 
     monkeypatch.setattr("hamu.unlearning.run_folder.save_model", full)
-    message = r"the model cannot be written into .*/out: .*(too large|space left); .* make room"
+    message = r"the model cannot be written into .*/out: .*(too large|space left); make room"
     with RunFolder(begun, resume=True) as folder, pytest.raises(HamuError, match=message):
         folder.save_model(None)
     assert names_in(begun) == ["config.yaml", "inputs.json"]

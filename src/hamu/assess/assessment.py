@@ -19,6 +19,7 @@ from hamu.assess.curvature import (
     Hessian,
     HessianCost,
     SecondOrder,
+    at_least_float32,
     lanczos,
     second_order,
 )
@@ -339,7 +340,8 @@ def _second_order(
         return found
 
     spectrum = lanczos(product, parameters, steps=LANCZOS, tolerance=1e-2, seed=assessed.seed)
-    g_r, g_f = (flat(gradients[side], parameters) for side in SIDES)
+    wide = at_least_float32(*parameters)
+    g_r, g_f = (flat(gradients[side], parameters).to(wide) for side in SIDES)
     condition = second_order(product, g_r, g_f, spectrum, demand)
     return {"curvature": spectrum, "second_order": condition}
 

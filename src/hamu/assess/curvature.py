@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -72,10 +73,10 @@ class Hessian:
         self._kept: Sequence[Tensor] | None = None
 
     def product(self, vector: Tensor) -> Tensor:
-        """H·v of a flat vector, [P]."""
+        """H·v of a flat vector, [P], in float32 at least; each batch's in the model's precision."""
         parts = torch.split(vector, [p.numel() for p in self.parameters])
         vectors = [v.view_as(p).to(p.dtype) for v, p in zip(parts, self.parameters, strict=True)]
-        total = [torch.zeros_like(p) for p in self.parameters]
+        total = [torch.zeros_like(p, dtype=at_least_float32(p)) for p in self.parameters]
         is_single = len(self._batches) == 1
         for batch in self._batches:
             grads = self._kept or self._gradients(batch)
@@ -85,7 +86,8 @@ class Hessian:
                 found = torch.autograd.grad(
                     inner, self.parameters, retain_graph=is_single, materialize_grads=True
                 )
-                torch._foreach_add_(total, [part.detach() for part in found])
+                wide = [g.detach().to(t.dtype) for g, t in zip(found, total, strict=True)]
+                torch._foreach_add_(total, wide)
         return flat(total, self.parameters)
 
     def _gradients(self, batch: Any) -> Sequence[Tensor]:
@@ -97,6 +99,11 @@ class Hessian:
                 create_graph=True,
                 materialize_grads=True,
             )
+
+
+def at_least_float32(*tensors: Tensor) -> torch.dtype:
+    """The widest of their types and float32: vectors of other precision lose their angles."""
+    return reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
 
 
 def lanczos(
@@ -116,7 +123,8 @@ def lanczos(
 
     generator = torch.Generator().manual_seed(seed)
     size = sum(p.numel() for p in parameters)
-    direction = torch.randn(size, generator=generator, dtype=torch.float64).to(parameters[0])
+    direction = torch.randn(size, generator=generator, dtype=torch.float64)
+    direction = direction.to(parameters[0].device, at_least_float32(*parameters))
     direction /= direction.norm()
     basis: list[Tensor] = []
     diagonal: list[float] = []

@@ -19,27 +19,6 @@ from hamu.unlearning import jobs
 from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN
 from hamu.unlearning.jobs.settings import Parser, parser_of
 
-_ABOUT = {
-    "train": "Train the original model; with --without_forget, the retain model.",
-    "unlearn": "Unlearn the forget set from a model.",
-    "assess": "Say before a run how hard it is, what it will cost, and whether to start: exit code "
-    "0, 3 (it costs) or 4 (next to nothing is free, or no step is possible). Takes the options of "
-    "unlearn, but for a goal, --dry_run and --resume.",
-    "evaluate": "Measure a model on the retain, forget and test data.",
-    "attack": "Fine-tune copies of a model and look whether what was forgotten comes back.",
-    "compare": "Unlearn by several methods, with several constraints, learning rates and seeds, "
-    "and compare what comes out. Takes the options of unlearn, but for --method, a goal, --dry_run "
-    "and --resume. The same command again goes on where it was.",
-    "verify": "Check the record of a run against its files, its model, and the data and models "
-    "that its config.yaml names, as far as they are still there. Prints a line for each statement "
-    "of the record: holds, does not hold, or cannot be checked. Exit code 1 if something does not "
-    "hold. Nothing is written.",
-    "report": "Make one HTML page of a run, finished or not, or of several side by side. It needs "
-    "no network and nothing beside it. What the models say about the data is measured again, as "
-    "far as both are still where the config.yaml of the run says; what is not there is named on "
-    "the page. Only the page is written.",
-    "demo": demo.__doc__ or "",
-}
 # Commands that are no job of options: the arguments of their functions are their own.
 _OWN: dict[str, Callable[..., Any]] = {
     "verify": jobs.verify,
@@ -73,7 +52,7 @@ def given_flags(command: str, argv: list[str]) -> dict[str, Any]:
         usage = f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]"
         actions = [action for action in parser._actions if action.dest not in hidden]
         more = "" if everything else "\n\n--help-all shows the other training arguments too."
-        say(_help(usage, _ABOUT[command], actions) + more)
+        say(_help(usage, _about(getattr(jobs, command)), actions) + more)
         sys.exit(0)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -96,7 +75,8 @@ class OwnParser(Parser):
 
 def own_parser(command: str) -> OwnParser:
     """The parser of verify, report or demo; its help is that of the function's docstring."""
-    parser, function = OwnParser(f"hamu {command}", _ABOUT[command]), _OWN[command]
+    function = _OWN[command]
+    parser = OwnParser(f"hamu {command}", _about(function))
     helps = dict(re.findall(r"^ {8}(\w+): (.*)$", function.__doc__ or "", re.MULTILINE))
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default
@@ -115,9 +95,15 @@ def own_parser(command: str) -> OwnParser:
     return parser
 
 
+def _about(function: Callable[..., Any]) -> str:
+    """A function's docstring up to its arguments and errors."""
+    told = re.split(r"\n\n(?:Args|Raises):", inspect.getdoc(function) or "")[0]
+    return " ".join(told.split())
+
+
 def _help(usage: str, about: str, actions: list[argparse.Action]) -> str:
     """Each option with its default, and its help below."""
-    lines = [f"{usage}\n\n{about.strip()}\n"]
+    lines = [f"{usage}\n\n{about}\n"]
     for action in actions:
         negates = any(word.startswith("--no_") for word in action.option_strings[1:])
         if action.dest == "help" or negates:

@@ -33,10 +33,8 @@ def result(found: Any, console: Console) -> int:
             printed.width = console.measure(printed, options=wide).maximum
         console.print(printed, soft_wrap=isinstance(printed, str), crop=isinstance(printed, str))
     if isinstance(found, jobs.Compared) and not found.finished:
-        raise HamuError(
-            f"no run finished, of {found.runs}; the reasons are printed above and in "
-            f"{found.folder / files.COMPARISON}"
-        )
+        place = found.folder / files.COMPARISON
+        raise HamuError(f"no run finished, of {found.runs}; the reasons are above and in {place}")
     if getattr(found, "merge_failure", ""):
         raise HamuError(found.merge_failure)
     if isinstance(found, jobs.Assessed):

@@ -28,6 +28,7 @@ from hamu.models.storage import save_model
 READS = {"train": "training set", "unlearn": "forget set"}
 _LAST = {"train": EVALUATION, "unlearn": RECORD}
 MARK = ".hamu"
+_OTHER = "choose another --output_dir"
 _LOCK = ".lock"  # stays only where its process was killed
 _OF_COMPARISONS = (files.COMPARISON, *files.COMPARISON_TABLES, files.COMPARISON_PICTURE)
 _OF_RUNS = (
@@ -66,19 +67,15 @@ class RunFolder:
             origin = Path(source).resolve()
             overlaps = resolved.is_relative_to(origin) or origin.is_relative_to(resolved)
             if origin.exists() and overlaps:
-                raise HamuError(
-                    f"the output folder {path} and the source {source} overlap; "
-                    f"choose another --output_dir"
-                )
+                both = f"the output folder {path} and the source {source} overlap"
+                raise HamuError(f"{both}; {_OTHER}")
         self._made = [one for one in (self.path, *self.path.parents) if not os.path.exists(one)]
         if is_main():  # an error later would cost a run
             try:
                 self._acquire()
             except OSError as error:
-                raise HamuError(
-                    f"the output folder {self.path} cannot be made: {error.strerror or error}; "
-                    f"choose another --output_dir"
-                ) from error
+                why = f"the output folder {self.path} cannot be made: {error.strerror or error}"
+                raise HamuError(f"{why}; {_OTHER}") from error
             finally:
                 self._release()
         self._stale()
@@ -96,10 +93,8 @@ class RunFolder:
             lock.acquire()
             self._lock = lock
         except Timeout:
-            raise HamuError(
-                f"another run, or a process that a run left behind, is using {self.path}; "
-                f"wait until it has ended, or choose another --output_dir"
-            ) from None
+            who = f"another run, or a process that a run left behind, is using {self.path}"
+            raise HamuError(f"{who}; wait until it has ended, or {_OTHER}") from None
         except OSError as error:
             if error.errno not in (errno.ENOTSUP, errno.ENOLCK):  # no locks: nothing is kept out
                 raise
@@ -148,10 +143,10 @@ class RunFolder:
         is_marked = self.has(MARK)
         foreign = [p for p in found if p not in left and not (is_marked and _is_of_a_run(p))]
         if foreign:
-            raise HamuError(
-                f"the output folder {self.path} is in use: it holds {foreign[0].name}, which is "
-                f"not of a run; --overwrite only replaces runs, so choose another --output_dir"
+            why = (
+                f"it holds {foreign[0].name}, which is not of a run; --overwrite only replaces runs"
             )
+            raise HamuError(f"the output folder {self.path} is in use: {why}, so {_OTHER}")
         if not self._overwrite:
             inputs = files.read_json(self.path / INPUTS, self.path) if self.has(INPUTS) else {}
             way = "a run; "
@@ -159,10 +154,8 @@ class RunFolder:
                 if reads in inputs and self.has(CONFIG) and not self.has(_LAST[command]):
                     resume = f"hamu {command} --resume --output_dir {self.path}"
                     way = f"an interrupted run; go on with it by {resume}, "
-            raise HamuError(
-                f"the output folder {self.path} holds {way}choose another --output_dir, or replace "
-                f"it with --overwrite"
-            )
+            held = f"the output folder {self.path} holds {way}"
+            raise HamuError(f"{held}{_OTHER}, or replace it with --overwrite")
         return found
 
     def has(self, name: str) -> bool:
@@ -184,10 +177,8 @@ class RunFolder:
             try:
                 kept += [line.decode() + "\n"] if belongs(json.loads(line)) else []
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise HamuError(
-                    f"line {number} of {self.path / name} is not of a step; take it out, or start "
-                    f"a new run"
-                ) from None
+                where = f"line {number} of {self.path / name}"
+                raise HamuError(f"{where} is not of a step; take it out") from None
         self.write_text(name, "".join(kept))
         return len(kept)
 
@@ -235,10 +226,8 @@ class RunFolder:
         except BaseException as error:
             shutil.rmtree(beside, ignore_errors=True)
             if files.is_of_disk(error):
-                raise HamuError(
-                    f"the model cannot be written into {self.path}: {first_line(error)}; "
-                    f"where it is full make room, then go on with --resume"
-                ) from error
+                why = f"the model cannot be written into {self.path}: {first_line(error)}"
+                raise HamuError(f"{why}; make room, then go on with --resume") from error
             raise
         files.replace_folder(beside, target)
         return target

@@ -90,10 +90,8 @@ def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None
         first = first or (name, inputs)
         other = differing(first[1], inputs)
         if other is not None:
-            raise HamuError(
-                f"{name} had another {other} than {first[0]}, so that they do not compare; remove "
-                f"the folder of the one that is out of date and run it again"
-            )
+            had = f"{name} had another {other} than {first[0]}, so that they do not compare"
+            raise HamuError(f"{had}; remove the folder that is out of date, and run it again")
 
 
 def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,16 +36,17 @@ class Compared:
     """Result of `compare`."""
 
     folder: Path  # with comparison.json, .csv, .md, .tex and .png
-    comparison: Comparison  # rows, means over seeds and hypervolumes
+    comparison: Comparison = field(repr=False)  # rows, means over seeds and hypervolumes
     finished: int  # how many runs finished,
     runs: int  # of how many,
     others: int  # and how many more are in the folder
 
 
 def compare(*, console: Console | None = None, **options: Any) -> Compared:
-    """Unlearn by several methods and settings, each in a process of its own.
+    """Unlearn by several methods, constraints, learning rates and seeds, and compare the results.
 
-    The same call again goes on where it was.
+    Takes the options of unlearn, but for --method, a goal, --dry_run and --resume. Each run has a
+    process of its own. The same command again goes on where it was.
     """
     environment = dict(os.environ)  # of the runs; reading settings changes it
     settings = settings_of("compare", options)

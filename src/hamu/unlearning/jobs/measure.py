@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class Assessed:
     """Result of `assess`."""
 
     folder: Path  # with assess.json and frontier.png
-    assessment: Assessment  # all figures, and the verdict
+    assessment: Assessment = field(repr=False)  # all figures, and the verdict
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Attacked:
 
     folder: Path  # with attack.json and attack.png
     forget_name: str
-    result: AttackResult  # curves and robustness by attack and model
+    result: AttackResult = field(repr=False)  # curves and robustness by attack and model
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,17 @@ class Evaluated:
 
     folder: Path  # with evaluation.json
     forget_name: str
-    report: dict[str, Any]  # the figures
+    report: dict[str, Any] = field(repr=False)  # the figures
     lines: tuple[str, ...]  # the standing against the goal, or the reason why there is none
     attacked: Attacked | None
 
 
 def assess(*, console: Console | None = None, **options: Any) -> Assessed:
-    """Measure before a run how hard it is and what it costs; the verdict names the decision."""
+    """Say before a run how hard it is, what it will cost, and whether to start.
+
+    The verdict is the exit code: 0, 3 (it costs) or 4 (next to nothing is free, or no step is
+    possible). Takes the options of unlearn, but for a goal, --dry_run and --resume.
+    """
     settings = settings_of("assess", options)
     asked, args = settings.of(AssessOptions), settings.of(UnlearnConfig)
     task = choose_task(settings, console or silent())
@@ -268,10 +272,8 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackRes
         known = {*problem.retain.digests(), *problem.forget.digests()}
         unrelated = texts.select([i for i, one in enumerate(texts.digests()) if one not in known])
     elif named is not None:
-        raise HamuError(
-            f"unrelated_data {named} has no effect without the attack "
-            f"{attack_results.RELEARN_UNRELATED}; leave it out"
-        )
+        only = attack_results.RELEARN_UNRELATED
+        raise HamuError(f"unrelated_data {named} has no effect without the attack {only}")
     roles = {
         "model": attack_results.UNLEARNED,
         "original": attack_results.ORIGINAL,
@@ -289,21 +291,11 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackRes
                     model = task.on_device(task.start_model(name))
                     fitted = task.fitted_problem(model, problem)
                     others = task.fitted(model, unrelated)[0] if unrelated else None
-                    yield (
-                        role,
-                        model,
-                        AttackData(
-                            fitted.retain,
-                            fitted.forget,
-                            task.collator,
-                            task.args.eval_batch_size,
-                            others,
-                            getattr(task, "tokenizer", None),
-                        ),
-                    )
+                    form = (task.collator, task.args.eval_batch_size, others)
+                    tokenizer = getattr(task, "tokenizer", None)
+                    yield role, model, AttackData(fitted.retain, fitted.forget, *form, tokenizer)
 
-            return attack_all(
-                loaded(), settings, task.args.seed, lambda steps: bar.advance(job, steps)
-            )
+            seed = task.args.seed
+            return attack_all(loaded(), settings, seed, lambda steps: bar.advance(job, steps))
 
     return run

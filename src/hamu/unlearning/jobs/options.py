@@ -164,8 +164,13 @@ class RunOptions:
         "Text: use the tokenizer of this model: for a tiny-llama, so that their losses compare; "
         "for saved models, in place of their own.",
     )
-    model_dtype: str = _option(
-        "float32", "Text: load the model in float32, bfloat16, float16, or auto (its own)."
+    model_dtype: str | None = _option(
+        None,
+        "Text: load the model in float32, bfloat16, float16, or auto (its own); by default in "
+        "float32, on a GPU in bfloat16 under an adapter.",
+    )
+    load_in_4bit: bool = _option(
+        False, "Text: load linear layers in 4 bits (NF4, by bitsandbytes), under an adapter."
     )
     lora: bool = _option(False, "Text: train a LoRA adapter alone: that of --model, or a new one.")
     lora_rank: int = _option(8, "Rank of the new adapter.")

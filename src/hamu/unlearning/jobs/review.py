@@ -47,6 +47,9 @@ def report(
 ) -> Path:
     """Make one HTML page of a run, finished or not, or of several side by side.
 
+    It needs no network. What the models say about the data is measured again, as far as both are
+    still where the config.yaml of the run says.
+
     Args:
         runs: output folders of `unlearn`, or of `compare`, each of which stands for all its runs.
         output: place of the page; by default in the folder of the run.
@@ -110,20 +113,13 @@ def report(
 def _target(output: str | None, named: Sequence[Path]) -> Path:
     """Place of the page; nothing but an earlier page may be there."""
     if output is None and len(named) > 1:
-        raise HamuError(
-            f"{len(named)} folders are named: say where their common page goes, with --output "
-            f"FILE.html"
-        )
+        raise HamuError(f"name the place of the page of {len(named)} folders with --output FILE")
     target = named[0] / REPORT if output is None else Path(output)
     if not target.parent.is_dir():
-        raise HamuError(
-            f"the folder {target.parent} of --output is not there; make it, or choose another"
-        )
+        raise HamuError(f"the folder {target.parent} of --output is not there")
     is_page = target.is_file() and MARK.encode() in target.read_bytes()[:1000]
     if target.exists() and not is_page:
-        raise HamuError(
-            f"{target} is there and is not a report; choose another --output, or remove it"
-        )
+        raise HamuError(f"{target} is there and is not a report; choose another --output")
     return target.resolve() if target.is_symlink() else target  # a link stays
 
 
@@ -203,6 +199,9 @@ def verify(
     trust_remote_code: bool = False,
 ) -> Verified:
     """Check the record of a run against its files, its model, and the data and models it names.
+
+    A line for each statement of the record says that it holds, does not hold (exit code 1), or
+    cannot be checked, as what it is about is not there any more.
 
     Args:
         run: the output folder of `unlearn`; nothing is written.
@@ -322,7 +321,7 @@ class NamedSources:
 
     def precision(self) -> str:
         """The precision of the run's evaluations: a key of `verify.TOLERANCE`."""
-        is_full = not self.task.evaluates_in_half() and self.task.run.model_dtype == "float32"
+        is_full = not self.task.evaluates_in_half() and self.task.dtype() == "float32"
         return "float32" if is_full else "half precision"
 
     def _model(self, role: str) -> str:
@@ -351,9 +350,7 @@ class NamedSources:
         """A source that is here, or that may be read from the hub."""
         if is_of_hub(source):
             if source not in self._hub:
-                raise Unavailable(
-                    f"{source} is of the hub; to read it, name it again: --hub {source}"
-                )
+                raise Unavailable(f"{source} is of the hub; name it again: --hub {source}")
         elif self.task.is_local(source) and not Path(source).exists():
             raise Unavailable(f"{source} is not here")
         return source

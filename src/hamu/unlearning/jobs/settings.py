@@ -56,9 +56,7 @@ class Parser(HfArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         for name, value in vars(found).items():
             if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
-                raise HamuError(
-                    f"{name} {value!r} has a character that no name or text may have; leave it out"
-                )
+                raise HamuError(f"{name} {value!r} has a character that no text may have")
             if name in tables.PATHS and value is not None:
                 several = value if isinstance(value, list) else [value]
                 if "" in several:
@@ -247,14 +245,10 @@ def _of_file(name: str, content: bytes, command: str) -> dict[str, Any]:
         for key in settings:
             check_has_a_place(key, name)
             if key == "trust_remote_code":
-                raise HamuError(
-                    f"{name} has {key}, which lets the code of a model do anything; give it as a "
-                    f"flag only"
-                )
+                raise HamuError(f"{name} has {key}, which runs code; give it as a flag only")
             if key not in known:
                 close = closest(key, [*sorted(known), *tables.IN_FILES])
-                lists = f"hamu {command} --help-all lists those there are"
-                way = lists if close in (None, key) else f"did you mean {close}?"
+                way = f"did you mean {close}?" if close else f"see hamu {command} --help-all"
                 raise HamuError(f"{name} has the unknown setting {key!r}{place}; {way}")
     for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
         found |= sections.get(section, {})
@@ -271,9 +265,7 @@ def _as_flag(name: str, key: str, value: Any) -> Any:
     """A YAML value as a flag has it: lists with commas; a mapping as it is, with its numbers."""
     parts = value.values() if isinstance(value, dict) else value
     if isinstance(value, dict | list) and any(isinstance(one, list | dict) for one in parts):
-        raise HamuError(
-            f"{name} has nested values under {key}; expected one value, or a list of them"
-        )
+        raise HamuError(f"{name} has nested values under {key}; give one value, or a list")
     if isinstance(value, list):
         return ",".join(one or "" for one in value)
     if isinstance(value, dict):
@@ -294,9 +286,7 @@ def _config_to_resume(command: str, options: Mapping[str, Any]) -> Path:
     """The config.yaml of the run to resume."""
     folder = Path(options.get("output_dir", f"runs/{command}"))
     if not (folder / CONFIG).is_file():
-        raise HamuError(
-            f"there is no run to resume in {folder}: it has no {CONFIG}; start it without --resume"
-        )
+        raise HamuError(f"there is no run to resume in {folder}: it has no {CONFIG}")
     inputs = read_inputs(folder) if (folder / INPUTS).is_file() else {}
     for other, of_it in READS.items():
         if other != command and of_it in inputs:
@@ -308,13 +298,9 @@ def _check_resumed(path: Path, settings: dict[str, Any], options: Mapping[str, A
     """Check that nothing changes that would change a result."""
     changed = sorted(edited(path.parent, settings) - tables.MAY_CHANGE - tables.PATHS)
     if changed:
-        raise HamuError(
-            f"{path} has another {changed[0]} than the run began with; put back what it was, or "
-            f"start a new run in another --output_dir"
-        )
+        began = f"{path} has another {changed[0]} than the run began with"
+        raise HamuError(f"{began}; put back what it was, or start a new run elsewhere")
     for key, value in options.items():
         if key not in tables.MAY_CHANGE and (key not in settings or settings[key] != value):
-            raise HamuError(
-                f"a run is resumed by its own settings, {path}, with {key} {settings.get(key)}; "
-                f"leave out --{key} {value}, or start a new run"
-            )
+            was = f"a run is resumed by its own settings, {path}, with {key} {settings.get(key)}"
+            raise HamuError(f"{was}; leave out --{key} {value}, or start a new run")

@@ -142,6 +142,10 @@ class Task(ABC):
         """The base model, if a saved model is an adapter; see `load_model`."""
         return None
 
+    def dtype(self) -> str:
+        """Name of the type in which models are loaded."""
+        return "float32"
+
     def settle_adapter(self) -> None:
         """Check the settings of a new adapter, and put those of a saved one in their place."""
         return
@@ -470,7 +474,7 @@ class TextTask(Task):
         return language.AdapterSettings(*settings) if self.run.lora else None
 
     def load_model(self, source: str, base: str | None = None, adapter: Any = None) -> Any:
-        base, dtype = base or self.run.base_model, self.run.model_dtype
+        base, dtype = base or self.run.base_model, self.dtype()
         model = language.load_language_model(
             source, base_model=base, adapter=adapter, dtype=dtype, **self.trust
         )
@@ -479,17 +483,28 @@ class TextTask(Task):
 
     def start_model(self, source: str) -> Any:
         model = self.load_model(source, adapter=self.adapter())
+        if self.run.load_in_4bit and not hasattr(model, "peft_config"):
+            raise HamuError("weights in 4 bits cannot be trained; train an adapter with --lora")
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
-                raise HamuError(
-                    f"{name} would be trained in half precision, which loses small steps; leave "
-                    f"--model_dtype at float32 (--bf16 saves as much), or train with --lora"
-                )
+                why = f"{name} would be trained in half precision, which loses small steps"
+                raise HamuError(f"{why}; leave --model_dtype out (use --bf16), or give --lora")
         if self.run.merge:
             if not hasattr(model, "peft_config"):
                 raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
             storage.check_can_merge(model)
         return model
+
+    def dtype(self) -> str:
+        run = self.run
+        if run.load_in_4bit and run.model_dtype is not None:
+            raise HamuError(
+                f"load_in_4bit and model_dtype {run.model_dtype} exclude each other; leave one out"
+            )
+        if run.load_in_4bit:
+            return language.FOUR_BIT
+        has_adapter = run.lora or storage.is_adapter(str(run.model))
+        return run.model_dtype or language.default_dtype(has_adapter=has_adapter)
 
     def base_of(self, source: str, base: str | None = None) -> str | None:
         return language.base_of(source, base or self.run.base_model)
@@ -500,9 +515,7 @@ class TextTask(Task):
         given = {name: getattr(run, name) for name in OF_AN_ADAPTER if name in self.given}
         if saved is None:
             for name, value in given.items() if "lora" not in self.given else ():
-                raise HamuError(
-                    f"{name} {value} is for a new adapter; give --lora too, or leave it out"
-                )
+                raise HamuError(f"{name} {value} is for a new adapter; give --lora too")
             return
         if "lora" in self.given and not run.lora:
             raise HamuError(f"{source} is an adapter, which is trained; leave out --lora False")
@@ -514,10 +527,8 @@ class TextTask(Task):
             if name not in given:
                 setattr(run, name, value)
             elif value is not None and _in_order(given[name]) != _in_order(value):
-                raise HamuError(
-                    f"{name} {given[name]} is for a new adapter, but {source} is one with {name} "
-                    f"{value}; give that, or leave it out"
-                )
+                new = f"{name} {given[name]} is for a new adapter"
+                raise HamuError(f"{new}, but {source} is one with {name} {value}; leave it out")
 
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
         longest = self.length_for(model)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ class Trained:
     """Result of `train`."""
 
     folder: Path
-    figures: dict[str, Any]  # losses and accuracies on training and test data, and the seconds
+    figures: dict[str, Any] = field(
+        repr=False
+    )  # losses and accuracies on training and test data, and the seconds
     was_complete: bool = False  # the run to resume had already ended
     merge_failure: str = ""  # reason why `merge` failed
 
@@ -91,9 +93,7 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     settings = settings_of("train", options)
     run, resume = settings.of(RunOptions), settings.of(RunOptions).resume
     if run.model is None:
-        raise HamuError(
-            "name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME"
-        )
+        raise HamuError("name the model with --model: resnet20, tiny-llama, or a saved one")
     if run.dry_run:
         return plan(settings, console)
     task = choose_task(settings, console)
@@ -159,10 +159,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     settings = settings_of("unlearn", options)
     args, run = settings.of(UnlearnConfig), settings.of(RunOptions)
     if not args.eval_on_start:
-        raise HamuError(
-            "eval_on_start measures the model before unlearning, the baseline of every figure; "
-            "leave it on"
-        )
+        raise HamuError("eval_on_start measures the baseline of every figure; leave it on")
     if run.dry_run:
         return plan(settings, console)
     place = Path(str(args.output_dir))
@@ -332,9 +329,7 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     unlearns = isinstance(args, UnlearnConfig)
     is_new = not unlearns and task.is_built_in(model)
     if task.run.model is None or (unlearns and task.is_built_in(model)):
-        raise HamuError(
-            "a dry run needs --model, a folder or hub:OWNER/NAME, whose configuration can be read"
-        )
+        raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME")
     task.classes_of = None if is_new else model
     if model not in shapes.KNOWN:  # which is no adapter, and needs no look at the hub
         task.settle_adapter()
@@ -391,7 +386,7 @@ def _of_texts(task: TextTask, sets: dict[str, Any], is_new: bool) -> _Sizes:
         shape = shapes.model_shape(
             str(run.model),
             task.adapter(),
-            run.model_dtype,
+            task.dtype(),
             base_model=run.base_model,
             trust_remote_code=run.trust_remote_code,
         )

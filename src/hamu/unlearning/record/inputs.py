@@ -170,10 +170,8 @@ def check_same(run: Path, now: Inputs) -> None:
     """Check that a run goes on with what it began with."""
     name = differing(read_inputs(run), now)
     if name is not None:
-        raise HamuError(
-            f"the run in {run} began with another {name} than there is now; put back what it was, "
-            f"or start a new run in another --output_dir"
-        )
+        began = f"the run in {run} began with another {name} than there is now"
+        raise HamuError(f"{began}; put back what it was, or start a new run elsewhere")
 
 
 def digests_in(entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

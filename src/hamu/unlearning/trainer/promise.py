@@ -302,7 +302,7 @@ class CheckSchedule:
             self._since, self._checked, self._took = now, self._step, 0.0
 
     def _synchronize(self) -> None:
-        if self._every is None and self._device.type in ("cuda", "xpu", "mps"):
+        if self._every is None and self._device.type in ("cuda", "xpu"):
             getattr(torch, self._device.type).synchronize()
 
 
