@@ -195,7 +195,6 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         output_dir=str(folder / start),
         method=method,
         max_steps=steps,
-        check_steps=1,
         per_device_train_batch_size=each,
         save_strategy="steps" if saves else "no",
         save_steps=steps,

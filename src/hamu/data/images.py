@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ _SUFFIXES = {
 }
 _OF_SPLITS = (".parquet", ".npz")
 _OF_TOOLS = ("__MACOSX", "Thumbs.db", "desktop.ini")
-_LARGEST = 4096  # pixels of a side
 _MOST_CLASSES = 100_000
 _COLUMNS = {
     "image": ("image", "img", "images", "pixel_values", "x"),
@@ -166,30 +165,27 @@ def read_images(
     Raises:
         HamuError: if the source is missing or empty, an image cannot be read, or the sizes differ.
     """
-    if image_size is not None and not 1 <= image_size <= _LARGEST:
-        raise HamuError(f"image_size {image_size} must be 1 to {_LARGEST} pixels")
     if num_channels not in (None, 1, 3):
         raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
-    columns = {"image": image_column, "label": label_column}
-    pictures, labels, classes, left_out = _found(source, split, columns)
-    pixels = _decoded(pictures, source, image_size, num_channels)
+    raw = _raw(source, split, {"image": image_column, "label": label_column})
+    pixels, labels = _decoded(raw.pictures, source, image_size, num_channels), raw.labels
     if labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise HamuError(
             f"the labels of {source} have type {labels.dtype} and shape {labels.shape}; expected "
             f"a whole number for each of {len(pixels)} images"
         )
-    most = len(classes) or _MOST_CLASSES
-    wrong = labels[(labels < 0) | (labels >= most)]
-    if len(wrong):
-        raise HamuError(f"label {wrong[0]} of {source} is out of range; expected 0 to {most - 1}")
+    least, highest, most = labels.min(), labels.max(), len(raw.classes) or _MOST_CLASSES
+    if least < 0 or highest >= most:
+        wrong = least if least < 0 else highest
+        raise HamuError(f"label {wrong} of {source} is out of range; expected 0 to {most - 1}")
     return ImageData(
         torch.from_numpy(pixels),
         torch.from_numpy(labels.astype(np.int64)),
-        classes or tuple(map(str, range(int(labels.max()) + 1))),
+        raw.classes or tuple(map(str, range(highest + 1))),
         source,
         torch.arange(len(labels)),
-        named=bool(classes),
-        left_out=left_out,
+        named=bool(raw.classes),
+        left_out=raw.left_out,
     )
 
 
@@ -201,12 +197,16 @@ def has_test_split(source: str) -> bool:
     return _folder_of_split(path, "test") != path or bool(files_of(path, "test", _OF_SPLITS))
 
 
-# Images before they are decoded (arrays, or what `Image.open` takes), their labels, the names of
-# the classes (none if the source has none), and the files that are left out.
-_Found = tuple[Iterable[Any], np.ndarray, tuple[str, ...], tuple[str, ...]]
+class _Raw(NamedTuple):
+    """Arrays, or what `Image.open` takes; no classes where the source names none."""
+
+    pictures: Iterable[Any]
+    labels: np.ndarray
+    classes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
-def _found(source: str, split: str, columns: Mapping[str, str | None]) -> _Found:
+def _raw(source: str, split: str, columns: Mapping[str, str | None]) -> _Raw:
     if source == DIGITS:
         return _digits(split)
     if is_of_hub(source):
@@ -224,17 +224,17 @@ def _found(source: str, split: str, columns: Mapping[str, str | None]) -> _Found
     return _of_table(table, str(files[0]), columns)
 
 
-def _digits(split: str) -> _Found:
+def _digits(split: str) -> _Raw:
     """scikit-learn's 1,797 digits of 8x8 pixels; every fifth record is test data."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits().images, load_digits().target
     mine = (np.arange(len(labels)) % 5 == 4) == (split == "test")
     pixels = np.rint(images[mine] * (255 / 16)).astype(np.uint8)
-    return pixels, labels[mine], tuple("0123456789"), ()
+    return _Raw(pixels, labels[mine], tuple("0123456789"))
 
 
-def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Found:
+def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
     with reading(f"{path} cannot be read as npz"), np.load(path, allow_pickle=False) as arrays:
         images, labels = (arrays[_column(arrays.files, role, columns, path)] for role in _COLUMNS)
         classes = tuple(arrays[CLASSES].tolist()) if CLASSES in arrays.files else ()
@@ -243,25 +243,20 @@ def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Found:
             f"the images in {path} have type {images.dtype} and shape {images.shape}; expected "
             f"uint8 [N, H, W] or [N, H, W, C]"
         )
-    is_grey = images.ndim == 4 and images.shape[3] == 1
-    return images[..., 0] if is_grey else images, labels, classes, ()
+    return _Raw(images.squeeze(3) if images.shape[3:] == (1,) else images, labels, classes)
 
 
-def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Found:
+def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Raw:
     import datasets
 
     image, label = (_column(table.column_names, role, columns, source) for role in _COLUMNS)
-    feature = table.features[label]
-    classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ()
+    classes = tuple(getattr(table.features[label], "names", ()))
     with reading(f"the column {image} of {source} holds no images"):
         cells = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
     with reading(f"the labels of {source} are not numbers"):
         labels = np.asarray(table[label])
-    pictures = (
-        io.BytesIO(cell["bytes"]) if cell and cell["bytes"] else cell and cell["path"]
-        for cell in cells
-    )
-    return pictures, labels, classes, ()
+    pictures = (c and (io.BytesIO(c["bytes"]) if c["bytes"] else c["path"]) for c in cells)
+    return _Raw(pictures, labels, classes)
 
 
 def _column(
@@ -278,21 +273,21 @@ def _column(
     return found
 
 
-def _of_folder(path: Path) -> _Found:
+def _of_folder(path: Path) -> _Raw:
     classes = sorted(child.name for child in _visible(path, "*") if child.is_dir())
     if all(map(str.isdecimal, classes)):
         classes.sort(key=int)  # 2 before 10
-    files = [file for file in _visible(path, "**/*") if file.is_file()]
-    found = [
+    files = {file for file in _visible(path, "**/*") if file.is_file()}
+    found = sorted(
         (classes.index(file.parent.name), file)
         for file in files
         if file.parent.parent == path and file.suffix.lower() in _SUFFIXES
-    ]
+    )
     if not found:
         raise HamuError(f"{path} holds no images; expected one subfolder of images per class")
-    labels, pictures = zip(*sorted(found), strict=True)
-    left_out = tuple(sorted(str(file) for file in {*files} - {*pictures}))
-    return pictures, np.array(labels), tuple(classes), left_out
+    labels, pictures = zip(*found, strict=True)
+    left_out = sorted(map(str, files - {*pictures}))
+    return _Raw(pictures, np.array(labels), tuple(classes), tuple(left_out))
 
 
 def _folder_of_split(folder: Path, split: str) -> Path:
