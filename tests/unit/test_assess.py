@@ -169,6 +169,14 @@ def test_the_verdict_follows_from_the_free_share_and_the_demand(
     assert clamped.code == (WILL_COST if mode == "absolute" else code), "the most is asked"
 
 
+def test_gradients_that_share_no_parameter_allow_no_demand():
+    gram = gram_at([2.0, 0.0], [0.0, 1.0], [0.0, 0.0])
+    for method in (HamuQ(0.5, "relative"), HamuU(0.5, "relative")):
+        found = judge(frontier(gram, method), method, (1.0, 1.0), None)
+        assert (found.code, found.constraint) == (MUST_HURT, 0.0)
+        assert found.answer.startswith("It will be very hard, do not start: no demand is free")
+
+
 @pytest.mark.parametrize("method", [HamuQ(0.95, "relative"), HamuU(0.95, "relative")])
 def test_the_price_in_the_verdict_is_that_of_the_step(method):
     gram = gram_at([2.0], [1.0], [0.5])

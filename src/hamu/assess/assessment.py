@@ -39,7 +39,6 @@ from hamu.errors import HamuError
 
 ERROR_RATIO = 0.1  # the share of first order up to which second order is negligible
 _FORWARD = 1 / 3  # the cost of a forward pass, in forward and backward passes
-_EASY, _MODERATE = 2 / 3, 1 / 3  # shares of the feasible demand that are free
 _SURE = 0.9  # of the resamples
 
 
@@ -386,33 +385,4 @@ def plain_answer(found: Assessment) -> str:
         notes.append(
             f"at learning rate {found.learning_rate:g} second order may be {ratio:.0%} of it"
         )
-    return f"{_answer(found)} ({'; '.join(notes)})."
-
-
-def _answer(found: Assessment) -> str:
-    verdict, share = found.verdict, found.frontiers[found.method.name].free_share
-    if not found.hardness.max_demand:
-        return "Do not start: the gradients allow no change of the loss that the demand is made of"
-    if share < hard.NEXT_TO_NOTHING:
-        if verdict.code == hard.CAN_IMPROVE:
-            return (
-                "It will be very hard: this demand costs nothing, but it forgets next to nothing; "
-                "start only if little is enough"
-            )
-        only = f"only {share:.1%} of what the gradients allow is" if share else "no demand is"
-        return f"It will be very hard, do not start: {only} free, and more than that hurts"
-    how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
-    smaller = f"--constraint_mode relative --constraint {verdict.constraint:g}, which is free"
-    if verdict.code == hard.MUST_HURT:
-        return (
-            f"Do not start with this demand, which no step can meet: it will be {how} with "
-            f"{smaller}"
-        )
-    if verdict.code == hard.WILL_COST:
-        return (
-            f"It will be {how}, and this demand has a price: it {verdict.headline}; accept that, "
-            f"or start with {smaller}"
-        )
-    return (
-        f"It will be {how}, start: a step can raise the forget loss without raising the retain loss"
-    )
+    return f"{found.verdict.answer} ({'; '.join(notes)})."

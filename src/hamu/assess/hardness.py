@@ -18,6 +18,7 @@ from hamu.core.methods import HamuQ, HamuU
 from hamu.core.methods.base import ConstraintStatus, regime_at
 
 REGIMES = ("direct", "rectified", "unavoidable")
+_EASY, _MODERATE = 2 / 3, 1 / 3  # shares of the feasible demand that are free
 _AT_ONCE = 1 << 20  # numbers of the Grams' intermediate sums that are held at a time
 
 
@@ -297,6 +298,7 @@ class Verdict:
     """
 
     code: int
+    answer: str  # how hard it will be and whether to start
     headline: str
     reason: str  # the figures behind it, in words
     constraint: float  # share of the feasible demand, for constraint_mode="relative"; 0 for none
@@ -324,23 +326,35 @@ def judge(
         f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free "
         f"({share:.0%}), and the demand is {asked:.4g}"
     )
-    if share < NEXT_TO_NOTHING and asked > free:
+    how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
+    smaller = f"--constraint_mode relative --constraint {suggested:g}, which is free"
+    if share < NEXT_TO_NOTHING and (asked > free or not feasible):
         code, suggested = MUST_HURT, 0.0
         headline = f"stop: {'next to nothing is free' if free > 0 else 'every step must hurt'}"
+        only = f"only {share:.1%} of what the gradients allow is" if share else "no demand is"
+        answer = f"It will be very hard, do not start: {only} free, and more than that hurts"
     elif asked > feasible * (1 + 1e-12):
         code, headline = MUST_HURT, "stop: the constraint cannot be met"
+        meets = "Do not start with this demand, which no step can meet"
+        answer = f"{meets}: it will be {how} with {smaller}"
     elif asked <= free * (1 + 1e-9):
         code, headline = CAN_IMPROVE, "can improve both"
+        gain = "a step can raise the forget loss without raising the retain loss"
+        answer = f"It will be {how}, start: {gain}"
         reason += (
             f". To first order, a step of learning rate η changes the retain loss by "
             f"{retain:+.4g}·η and the forget loss by {forget:+.4g}·η"
         )
         if share < NEXT_TO_NOTHING:
             suggested, headline = 0.0, f"{headline}, by next to nothing"
-    elif method.constrained == "forget":
+            answer = "It will be very hard: this demand costs nothing, but it forgets next to "
+            answer += "nothing; start only if little is enough"
+    else:
         price = f"{abs(retain / forget):.3g} retain loss per 1 of forget loss"
         code, headline = WILL_COST, f"will cost about {price}"
-    else:
-        price = f"{abs(forget / retain):.3g} per 1 of retain loss"
-        code, headline = WILL_COST, f"will lower the forget loss by about {price}"
-    return Verdict(code, headline, f"{reason}.", suggested, rate)
+        if method.constrained == "retain":
+            price = f"{abs(forget / retain):.3g} per 1 of retain loss"
+            headline = f"will lower the forget loss by about {price}"
+        answer = f"It will be {how}, and this demand has a price: it {headline}; accept that, or "
+        answer += f"start with {smaller}"
+    return Verdict(code, answer, headline, f"{reason}.", suggested, rate)

@@ -42,15 +42,11 @@ def generate_answers(
     generation settings only its end tokens count.
 
     Args:
-        model: a causal language model with `generate`.
-        tokenizer: the model's tokenizer.
+        model, tokenizer: a causal language model with `generate`, and its tokenizer.
         data: records encoded with loss_on="answer".
         batch_size: prompts per batch.
         max_new_tokens: the longest answer, shorter where the model's context ends before.
         sampling_seed: draws each token, at temperature 1 from the whole vocabulary.
-
-    Returns:
-        The answers in the data's order, without special tokens and without space around them.
 
     Raises:
         HamuError: if a record has no prompt.
@@ -126,12 +122,11 @@ def _pad_left(sequences: list[Tensor], value: int) -> Tensor:
 
 
 def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
-    """ROUGE-L recall of each answer, [N] float64.
+    """ROUGE-L recall of each answer, [N] float64 (Lin 2004), as in TOFU (Maini et al. 2024).
 
-    The longest common subsequence's share of the reference's words, stemmed, without case (Lin
-    2004), as in TOFU (Maini et al. 2024). That tokenizer reads only Latin letters without accents;
-    references of mostly other letters are split by Unicode words, and scripts without spaces into
-    characters. For a reference without a word it is 1 if the answer is equal, else 0.
+    Its tokenizer reads only Latin letters without accents; references of mostly other letters are
+    split by Unicode words, and scripts without spaces into characters. For a reference without a
+    word it is 1 if the answer is equal, else 0.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -169,10 +164,7 @@ _OUTSIDE_SETS = ("real_authors", "world_facts")  # pre-training knowledge, judge
 def normalized_probabilities(
     answer: TokenPredictions, wrong: TokenPredictions, owner: Tensor
 ) -> Tensor:
-    """P / (p + Σ_j p_j) of each record, p = exp(-NLL), j its wrong answers; float64.
-
-    `owner` is the record of each wrong answer. TOFU reports this for real authors and world facts.
-    """
+    """P / (p + Σ_j p_j) of each record, float64; `owner` is the record of each wrong answer j."""
     odds = torch.exp(answer.record_losses[owner] - wrong.record_losses)  # p_j/p, never 0/0
     return 1.0 / (1.0 + odds.new_zeros(answer.records).index_add_(0, owner, odds))
 
@@ -180,12 +172,7 @@ def normalized_probabilities(
 def truth_ratios(
     paraphrase: TokenPredictions, perturbed: TokenPredictions, owner: Tensor
 ) -> Tensor:
-    """R = exp(-mean_j NLL(perturbed_j)) / exp(-NLL(paraphrase)) of each record, float64.
-
-    Small where the model prefers the truth, 1 where it is indifferent. The paper writes an
-    arithmetic mean of the perturbed answers' probabilities; its published results take the
-    geometric mean, as here.
-    """
+    """R = exp(-mean_j NLL(perturbed_j)) / exp(-NLL(paraphrase)) of each record, float64."""
     losses = perturbed.record_losses
     sums = losses.new_zeros(paraphrase.records).index_add_(0, owner, losses)
     return torch.exp(paraphrase.record_losses - sums / owner.bincount(minlength=len(sums)))
@@ -204,9 +191,7 @@ def model_utility(values: Sequence[float]) -> float:
 def forget_quality(ours: Sequence[float] | Tensor, reference: Sequence[float] | Tensor) -> float:
     """p-value of a two-sample Kolmogorov-Smirnov test between truth ratios R on the forget set.
 
-    Args:
-        ours, reference: R of each record under the unlearned model, and under a retain model, one
-            retrained without the forget set. TOFU calls p > 0.05 good.
+    `reference` are those under a retain model. TOFU calls p > 0.05 good.
     """
     from scipy.stats import ks_2samp
 
@@ -239,20 +224,17 @@ def tofu_report(
 ) -> dict[str, Any]:
     """Figures of TOFU, ready for JSON.
 
+    The formulas are in docs/metrics.md. A set without paraphrased answers takes the answers
+    themselves; a figure is None if it needs a set that is missing.
+
     Args:
         model, tokenizer: a causal language model, and its tokenizer.
         sets: the sets to evaluate on.
         batch_size: records per forward pass.
         max_length: cuts longer records at their end.
-        most: generate for this many records of each set at most, drawn at random; None for all.
-        seed: seed of that draw.
+        most, seed: generate for this many records of each set at most, drawn by the seed.
         generate: False generates no answers, which take most of the time.
         max_new_tokens: the longest generated answer, see `generate_answers`.
-
-    Returns:
-        By set `records`, `generated`, `probability`, `rouge`, `truth_ratio` and for the forget set
-        `truth_ratios`; `model_utility` (None if a set is missing) and `model_utility_probability`:
-        docs/metrics.md. A set without paraphrased answers takes the answers themselves.
 
     Raises:
         HamuError: if a record has no perturbed answer, or only some have a paraphrased one.

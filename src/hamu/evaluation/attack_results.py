@@ -155,14 +155,10 @@ class AttackResult:
 
 
 def lasts(result: AttackResult) -> bool | None:
-    """True if unlearning lasts; None where the attacks cannot tell.
+    """True if unlearning lasts by the rule of docs/attack.md; None where the attacks cannot tell.
 
-    It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10
-    percentage points more than to the retain model, or without a retain model at most 10% of what
-    was forgotten (without an original: all that is not recognised at the start). Of images that is
-    the share of forgotten records that are recognised; of texts the share of the rise of their loss
-    above the original's that is lost again. A text model whose loss stays at or above the retain
-    model's lasts.
+    A text model whose loss stays at or above the retain model's lasts. Without an original, all
+    that is not recognised at the start counts as forgotten.
     """
     return _judged(result)[0]
 
@@ -225,14 +221,9 @@ def sentence(result: AttackResult) -> str:
 def robustness(result: AttackResult) -> dict[str, float]:
     """Robustness to relearning (R) and to quantization (Q), after Dorna et al. 2025; 1 is best.
 
-    With a metric m that is high where a record is known (`recognised`, `extraction_strength`,
-    `exact_memorization`), means over seeds:
-
-    R = min(Δ_retrained / Δ_unlearned, 1), Δ = m after relearn-few less m before, of the forgotten
-    records that were not relearned (they relearn all). 1 where Δ_unlearned is not above 0, and
-    never below 0. It needs the retain model.
-
-    Q = min(after / before, 1) of 1 - m, the share forgotten, at 4 bits; 1 where that is 0 before.
+    R = min(Δ_retrained / Δ_unlearned, 1), Δ the rise of a metric of knowledge by relearn-few on the
+    forgotten records that were not relearned; Q = min(after / before, 1) of the share forgotten, at
+    4 bits. Both are 1 where the model has nothing to lose.
     """
     found: dict[str, float] = {}
     few, rounded = (result.outcomes.get(attack, {}) for attack in (RELEARN_FEW, QUANTIZE))

@@ -79,16 +79,10 @@ def probabilities(predictions: TokenPredictions) -> Tensor:
 
 
 def predict(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate) -> Predictions:
-    """Predict every image of a data set in evaluation mode.
+    """Predict every image of a data set in evaluation mode; see `predict_logits`.
 
-    Args:
-        model: a classifier; see `predict_logits`.
-        data: items, or batches through `__getitems__`, with labels.
-        batch_size: images per forward pass.
-        collate: makes a batch of items.
-
-    Raises:
-        HamuError: if the data set is empty.
+    `data` gives items with labels, or batches of them through `__getitems__`; `collate` makes a
+    batch of items. An empty data set is a HamuError.
     """
     found: Predictions = _predicted(model, data, batch_size, collate)
     return found
@@ -102,14 +96,8 @@ def predict_tokens(
     Texts of similar length share a batch. Only the logits of scored tokens are computed, if the
     model names its output layer (`get_output_embeddings`).
 
-    Args:
-        model: a language model.
-        data: items with input_ids and labels, e.g. `TextData`.
-        batch_size: texts per forward pass, less where that is more than 8,192 tokens.
-        collate: pads a list of items, e.g. `TextCollator`.
-
-    Raises:
-        HamuError: if the data set is empty.
+    `data` gives items with input_ids and labels, e.g. `TextData`; `collate` pads a list of them. A
+    pass has `batch_size` texts, or less than 8,192 tokens. An empty data set is a HamuError.
     """
     found: TokenPredictions = _predicted(model, data, batch_size, collate, is_text=True)
     return found

@@ -32,7 +32,7 @@ def classifier_report(
     reference: Mapping[str, Predictions] | None = None,
     seed: int = 42,
 ) -> dict[str, Any]:
-    """Figures of a classifier. All are means over samples.
+    """Figures of a classifier, means over samples, by the formulas of docs/metrics.md.
 
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
@@ -41,10 +41,6 @@ def classifier_report(
             test data of all other classes.
         reference: predictions of a retain model for the same sets.
         seed: seed of the membership inference.
-
-    Returns:
-        By set its figures, `membership_inference` (None without test data), and with a reference
-        the distances to the retain model: docs/metrics.md.
 
     Raises:
         HamuError: if the retain model has another number of classes.
@@ -80,14 +76,11 @@ def classifier_report(
 def text_report(
     predictions: Mapping[str, TokenPredictions], *, texts: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Figures of a language model.
+    """Figures of a language model, by the formulas of docs/metrics.md.
 
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
         texts: by set, the scored text of each record, for the attack zlib.
-
-    Returns:
-        By set its figures, and `membership_inference` (None without test data): docs/metrics.md.
     """
     report: dict[str, Any] = {}
     for name, one in predictions.items():
