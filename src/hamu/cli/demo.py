@@ -25,7 +25,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.membership import auc_of
 from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.report import plot_trajectories
+from hamu.report.pictures import plot_trajectories
 from hamu.report.tables import plain_table
 from hamu.unlearning.jobs.progress import ProgressBar, silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
