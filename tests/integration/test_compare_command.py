@@ -15,7 +15,7 @@ from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.models import load_classifier
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.unlearning.compare.rows import check_same_inputs
+from hamu.unlearning.compare.runs import check_same_inputs
 
 FAST = ("--per_device_train_batch_size", 64, "--max_steps", 2, "--max_eval_samples", 50)
 GRID = ("--methods", "hamu-q", "gdiff", "--constraints", 0.25, 0.5, "--check_steps", 1)

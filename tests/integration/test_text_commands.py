@@ -217,7 +217,6 @@ def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, capsys):
     (f"{FORGET} --model_dtype int3", "model_dtype 'int3' is unknown"),
     (f"{FORGET} --lora --lora_rank 0", "lora_rank 0 must be at least 1"),
     (f"{FORGET} --lora --lora_targets nothing", "the adapter does not fit the model"),
-    (f"{FORGET} --task sound", "task 'sound' is unknown"),
     (f"{FORGET} --merge", "there is no adapter to merge"),
 ])  # fmt: skip
 def test_a_wrong_input_is_one_line_and_nothing_is_written(flags, message, capsys):

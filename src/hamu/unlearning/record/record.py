@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
+from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,6 @@ from hamu.evaluation.reports import Ends, change_intervals, record_intervals
 from hamu.models.storage import is_adapter
 from hamu.unlearning.goal_report import forgotten_words, meaning
 from hamu.unlearning.record.inputs import Inputs, saved_model_entry, short_name
-from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -39,6 +40,16 @@ _PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 _OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting")
 _OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "number": (int, float),
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+}
 
 
 def write_record(
@@ -314,3 +325,50 @@ def _log(run: Path) -> list[dict[str, Any]]:
     path = run / files.STEPS
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines]
+
+
+def schema() -> dict[str, Any]:
+    """The schema of record.json."""
+    path = resources.files("hamu.unlearning.record") / "schema.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def violations(value: Any, against: Mapping[str, Any], name: str = "record") -> Iterator[str]:
+    """Parts of a JSON value that do not fit a schema, each with its place, which `name` begins."""
+    return _violations(value, against, against.get("$defs", {}), name)
+
+
+def _violations(
+    value: Any, part: Mapping[str, Any], shared: Mapping[str, Any], at: str
+) -> Iterator[str]:
+    while "$ref" in part:  # what stands beside a reference takes the place of what it has
+        own = {key: one for key, one in part.items() if key != "$ref"}
+        part = {**shared[part["$ref"].removeprefix("#/$defs/")], **own}
+    kinds = part.get("type", list(_TYPES))
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not any(_is(value, kind) for kind in kinds):
+        yield f"{at} is not of type {' or '.join(kinds)}"
+    elif "enum" in part and value not in part["enum"]:
+        yield f"{at} is not one of {part['enum']}"
+    elif isinstance(value, str) and not re.search(part.get("pattern", ""), value):
+        yield f"{at} does not match {part['pattern']}"
+    elif isinstance(value, int | float) and value < part.get("minimum", value):
+        yield f"{at} is below {part['minimum']}"
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _violations(one, part.get("items", {}), shared, f"{at}[{number}]")
+    elif isinstance(value, dict):
+        yield from (f"{at} has no {key}" for key in part.get("required", ()) if key not in value)
+        for key, one in value.items():
+            others = part.get("additionalProperties", True)
+            inner = part.get("properties", {}).get(key, others)
+            if inner is False:
+                yield f"{at} has the unknown key {key}"
+            elif inner is not True:
+                yield from _violations(one, inner, shared, f"{at}.{key}")
+
+
+def _is(value: Any, kind: str) -> bool:
+    """JSON's types; a truth value is no number."""
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))

@@ -17,8 +17,7 @@ import hamu
 from hamu import files
 from hamu.errors import HamuError, first_line
 from hamu.unlearning.record import inputs, record
-from hamu.unlearning.record.record import SETS, plain
-from hamu.unlearning.record.schema import schema, violations
+from hamu.unlearning.record.record import SETS, plain, schema, violations
 
 if TYPE_CHECKING:
     from hamu.unlearning.jobs.review import NamedSources
