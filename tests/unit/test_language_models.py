@@ -336,6 +336,7 @@ def test_an_adapter_is_trained_on_a_base_in_4_bits_and_merged_exactly(saved):
 
 
 def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(saved, monkeypatch):
+    pytest.importorskip("bitsandbytes")
     adapter = AdapterSettings(rank=2)
     model = load_language_model("base", adapter=adapter, dtype="4bit")
     frozen = [p for p in model.parameters() if not p.requires_grad]

@@ -18,7 +18,7 @@ from hamu.core.methods import method_classes
 from hamu.errors import HamuError, Interrupted
 from hamu.evaluation import build_metrics
 from hamu.files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD
-from hamu.report import plot_comparison
+from hamu.report.pictures import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare.children import Children
 from hamu.unlearning.compare.runs import (

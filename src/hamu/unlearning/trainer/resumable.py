@@ -56,7 +56,7 @@ from hamu.unlearning.trainer.logs import silence, stand_between
 _logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.json"
 
-# Private methods of transformers' Trainer that this package overrides, each there since 5.3.
+# Private methods of transformers' Trainer that this package overrides, each there since 5.18.
 # transformers promises nothing of them: where one is missing the import fails, instead of a run
 # that takes other steps than it should.
 OVERRIDDEN = (
@@ -81,7 +81,7 @@ _missing = [name for name in OVERRIDDEN if not hasattr(Trainer, name)]
 if _missing:
     raise ImportError(
         f"transformers {__version__} lacks Trainer.{_missing[0]}, which hamu overrides; "
-        f'pip install "transformers>=5.3,<6"'
+        f'pip install "transformers>=5.18,<6"'
     )
 
 
