@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from run_files import contents
 from safetensors.torch import load_file
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
@@ -49,10 +50,6 @@ def done(sh):
 
 def report_in(folder):
     return json.loads((folder / "evaluation.json").read_text())
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path):

@@ -1,7 +1,6 @@
 """`hamu compare`: a grid of runs, broken off, failing in part, and the same in the end."""
 
 import csv
-import json
 import re
 import shutil
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 import yaml
 from interrupting import interrupted_at
+from run_files import read
 
 from hamu.cli import main
 from hamu.data import read_text
@@ -43,10 +43,6 @@ def compare(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
         return code, captured.out, captured.err
 
     return call
-
-
-def read(path):
-    return json.loads(path.read_text())
 
 
 def shown(folder):

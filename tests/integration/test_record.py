@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from run_files import contents
 from safetensors.torch import load_file, save_file
 
 from hamu.cli import main
@@ -30,10 +31,6 @@ def run(*words):
 def strict(path):
     """A JSON file, as a reader sees it that knows no NaN."""
     return json.loads(path.read_text(), parse_constant=pytest.fail)
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")

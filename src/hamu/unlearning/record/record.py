@@ -32,6 +32,7 @@ from hamu.unlearning.run_folder import RunFolder
 if TYPE_CHECKING:
     from hamu.unlearning.trainer import UnlearnTrainer
 
+Found = Mapping[str, Any]  # of JSON
 FORMAT, VERSION = "hamu-unlearning-record", 2
 SETS, FIGURES = ("retain", "forget", "test"), ("loss", "accuracy", "probability")
 _OF_CARD = ("train", *SETS)
@@ -55,11 +56,11 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 def write_record(
     folder: RunFolder,
     trainer: UnlearnTrainer,
-    evaluation: Mapping[str, Any],
+    evaluation: Found,
     *,
     problem: UnlearningData[Any],
     chosen_by: str,
-    settings: Mapping[str, Any],
+    settings: Found,
     inputs: Inputs,
 ) -> None:
     """Write record.md and record.json of a run whose model, log and figures are in its folder.
@@ -96,7 +97,7 @@ def write_record(
 
 
 def _sets(
-    problem: UnlearningData[Any], inputs: Inputs, chosen_by: str, settings: Mapping[str, Any]
+    problem: UnlearningData[Any], inputs: Inputs, chosen_by: str, settings: Found
 ) -> dict[str, Any]:
     """The sets by their digests, with the count of texts of which the model was given a part."""
     found: dict[str, Any] = {}
@@ -125,9 +126,7 @@ def _models(run: Path, inputs: Inputs) -> dict[str, Any]:
 
 
 def measured_in(
-    evaluation: Mapping[str, Any],
-    predictions: Mapping[str, Mapping[str, Any]] | None = None,
-    seed: int = 42,
+    evaluation: Found, predictions: Mapping[str, Found] | None = None, seed: int = 42
 ) -> dict[str, Any]:
     """The parts of evaluation.json that a record holds; see `figures`."""
     return {
@@ -146,9 +145,7 @@ def measured_in(
     }
 
 
-def figures(
-    report: Mapping[str, Any], predictions: Mapping[str, Any] | None = None, seed: int = 42
-) -> dict[str, Any]:
+def figures(report: Found, predictions: Found | None = None, seed: int = 42) -> dict[str, Any]:
     """Figures of a report on a model, with bootstrap intervals if its predictions are given."""
     sets = {}
     for name in (name for name in SETS if name in report):
@@ -173,10 +170,7 @@ def figures(
 
 
 def changes(
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    predictions: tuple[Mapping[str, Any], ...],
-    seed: int,
+    before: Found, after: Found, predictions: tuple[Found, ...], seed: int
 ) -> dict[str, Any]:
     """By set the change of each of two models' `figures`, with intervals over the same records."""
     found = {}
@@ -188,11 +182,11 @@ def changes(
     return found
 
 
-def _named(intervals: Ends, of: Mapping[str, Any]) -> dict[str, Any]:
+def _named(intervals: Ends, of: Found) -> dict[str, Any]:
     return {f"{key}_interval": intervals.get(key) for key in FIGURES if key in of}
 
 
-def goal_figures(goal: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def goal_figures(goal: Found | None) -> dict[str, Any] | None:
     """The goal of a run and the counts of its records, without positions in the forget set."""
     if goal is None:
         return None
@@ -217,8 +211,8 @@ def write_model_card(
     base: str | None,
     method: str | None = None,
     forget_records: int = 0,
-    reports: Mapping[str, Mapping[str, Any]] | None = None,
-    goal: Mapping[str, Any] | None = None,
+    reports: Mapping[str, Found] | None = None,
+    goal: Found | None = None,
 ) -> None:
     """Write README.md into the folder of a saved model.
 
@@ -260,13 +254,13 @@ def read_record(run: Path) -> dict[str, Any] | None:
     return found if next(violations(found, schema()), None) is None else None
 
 
-def markdown(record: Mapping[str, Any]) -> str:
+def markdown(record: Found) -> str:
     """The record for people to read, record.md."""
     sets = list(record["figures"]["after"]["sets"])
     return _templates().get_template("record.md.j2").render(record, sets=sets)
 
 
-def statement(record: Mapping[str, Any]) -> list[str]:
+def statement(record: Found) -> list[str]:
     """Sentences on what a record proves and what it does not, from all else of the record."""
     return _templates().get_template("statement.j2").render(record).splitlines()
 
@@ -334,14 +328,12 @@ def schema() -> dict[str, Any]:
     return found
 
 
-def violations(value: Any, against: Mapping[str, Any], name: str = "record") -> Iterator[str]:
+def violations(value: Any, against: Found, name: str = "record") -> Iterator[str]:
     """Parts of a JSON value that do not fit a schema, each with its place, which `name` begins."""
     return _violations(value, against, against.get("$defs", {}), name)
 
 
-def _violations(
-    value: Any, part: Mapping[str, Any], shared: Mapping[str, Any], at: str
-) -> Iterator[str]:
+def _violations(value: Any, part: Found, shared: Found, at: str) -> Iterator[str]:
     while "$ref" in part:  # what stands beside a reference takes the place of what it has
         own = {key: one for key, one in part.items() if key != "$ref"}
         part = {**shared[part["$ref"].removeprefix("#/$defs/")], **own}

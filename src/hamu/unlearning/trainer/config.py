@@ -181,14 +181,10 @@ class UnlearnConfig(TrainConfig):
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
     stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
     stopping_window: int = _option(1, "Average the criterion over this many steps.")
-    pairing: str = _option(
-        "sequential",
-        "With several processes: sequential, or split (half hold retain, half forget records).",
-    )
+    pairing: str = _option("sequential", "sequential, or split (half the processes for each side).")
     shard: bool = _option(False, "Shard model, gradients and optimizer over processes (FSDP2).")
     offload_grads: str = _option(
-        "none",
-        "Where one side's gradient waits: none, cpu, bf16 (half the memory, rounded to 2^-8).",
+        "none", "Where one gradient waits: none, cpu, bf16 (rounded 2^-8)."
     )
     correct_steps: bool = _option(False, "Correct steps short of the demand (a copy of weights).")
     trust_region: bool = _option(
@@ -235,9 +231,7 @@ class UnlearnConfig(TrainConfig):
         "twice the time a step, more steps, four copies of what is trained.",
     )
     lookahead_steps: int = _option(40, "With --lasting: steps of fine-tuning looked ahead.")
-    lookahead_rate: float | None = _option(
-        None, "With --lasting: their rate; by default 1e-3 for images, 3e-4 for texts."
-    )
+    lookahead_rate: float | None = _option(None, "Rate of these steps; 1e-3, for texts 3e-4.")
     max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")
