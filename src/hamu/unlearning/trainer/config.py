@@ -97,8 +97,12 @@ class TrainConfig(TrainingArguments):
     learning_rate: float = _option(1e-3, "Learning rate.")
     num_train_epochs: float = _option(50, "Passes over the training data.")
     lr_scheduler_type: str = _option("constant", "Its schedule: constant, linear, cosine, ...")
-    per_device_train_batch_size: int = _option(128, "Samples per forward and backward pass.")
-    per_device_eval_batch_size: int = _option(500, "Samples per forward pass of an evaluation.")
+    per_device_train_batch_size: int = _option(
+        None, "Samples per forward and backward pass; by default 128 images or 8 texts."
+    )
+    per_device_eval_batch_size: int = _option(
+        None, "Samples per forward pass of an evaluation; by default 500 images or 16 texts."
+    )
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
     logging_steps: float = _option(50, "Steps from one log entry to the next.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
@@ -138,6 +142,12 @@ class TrainConfig(TrainingArguments):
             self._n_gpu = 1
         # transformers adds one by itself where its environment has another
         self.report_to = trackers  # type: ignore[assignment]
+
+    def settle_batch_sizes(self, *, is_text: bool) -> None:
+        """Set the batch sizes that were not given."""
+        train, evaluated = (8, 16) if is_text else (128, 500)
+        self.per_device_train_batch_size = self.per_device_train_batch_size or train
+        self.per_device_eval_batch_size = self.per_device_eval_batch_size or evaluated
 
     def _check_launcher(self) -> None:
         """Check the environment of `accelerate launch`, which bypasses settings and record."""

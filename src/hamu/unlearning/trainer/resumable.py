@@ -493,6 +493,7 @@ def train_original(
         )
     set_up_layers(model, args, channels_last=args.channels_last)
     is_text = "input_ids" in data[0]
+    args.settle_batch_sizes(is_text=is_text)
     if evaluates and args.metric_for_best_model is not None:
         check_is_measured(args.metric_for_best_model, ["loss"] if is_text else ["loss", "accuracy"])
     args.prediction_loss_only = is_text  # all tokens' logits would not fit in memory
