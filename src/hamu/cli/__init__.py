@@ -165,6 +165,11 @@ def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
         raise unknown("command", command, COMMANDS)
     if command == "methods":
         return _methods(argv)
+    if sys.platform == "win32":
+        raise HamuError(
+            "the commands need the signals of Linux or macOS; run them in WSL (the loop and "
+            "UnlearnTrainer work on Windows too)"
+        )
     keep_freed_memory()
     _quiet()
     from hamu.core.distributed import is_main, world_size
