@@ -20,7 +20,7 @@ from hamu.errors import HamuError
 Collate = Callable[[Any], Mapping[str, Tensor]]
 Columns = tuple[Tensor, ...]
 _PASS = 8192  # padded tokens of a forward pass at most, unless a single text has more
-_CHUNK = 1024  # tokens whose [chunk, V] intermediates are in memory at once
+_CHUNK = 1 << 23  # logits that are worked on at once, each in some five float32 copies
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,8 @@ def _columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
 def _token_columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
     """Losses, correct, expected and spread of `TokenPredictions`, and the batch row of each."""
     scored, figures = _scored(model, batch), []
-    parts = (torch.split(of, _CHUNK) for of in (scored.logits, scored.labels))
+    step = max(1, _CHUNK // scored.logits.shape[1])
+    parts = (torch.split(of, step) for of in (scored.logits, scored.labels))
     for logits, labels in zip(*parts, strict=True):
         log_p = logits.float().log_softmax(-1)
         p = log_p.exp()
