@@ -158,7 +158,8 @@ class GoalRun:
     def focus(self, standing: Standing) -> None:
         """Take these targets; draw forget batches from the records that are not there yet.
 
-        A lasting run draws from all: a record that is forgotten may come back.
+        A lasting run draws from all: a record that is forgotten may come back. So does a run whose
+        records may rise too high: those that are there hold the others back.
         """
         targets, is_lasting = standing.targets, self.lookahead is not None
         limits = targets.limits
@@ -167,7 +168,8 @@ class GoalRun:
         self.limits = limits.to(self.pair.parameters[0].device, torch.float32)
         away = ~standing.forgotten | standing.too_high
         if self.controller is not None:
-            open_ = [] if is_lasting else away.nonzero().flatten().tolist()
+            draws_all = is_lasting or bool(targets.most.isfinite().any())
+            open_ = [] if draws_all else away.nonzero().flatten().tolist()
             self._pairs.focus_on(open_, self._place_of(self._step + 1))
 
     def at(self, step: int) -> None:
@@ -221,7 +223,7 @@ class GoalRun:
         if reference is not None:
             found |= {"reference.losses": reference.losses, "reference.labels": reference.labels}
         if self.controller is not None:
-            found |= {f"good.{name}": tensor for name, tensor in self.controller.good.items()}
+            found |= self.controller.tensors()
         if self.lookahead is not None:
             found |= {f"ahead.{name}": tensor for name, tensor in self.lookahead.tensors().items()}
         whole = {
@@ -246,7 +248,7 @@ class GoalRun:
             reference = Reference(found["reference.losses"], found.get("reference.labels"))
             self.goal = replace(self.goal, reference=reference)
         if self.controller is not None:
-            self.controller.load_good(below("good."))
+            self.controller.load_tensors(found)
         if self.lookahead is not None:
             self.lookahead.load_tensors(below("ahead."))
 
