@@ -20,7 +20,9 @@ import torch
 from _report import print_report
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-from hamu.assess import AssessedModel, Hessian, assess_model
+from hamu.assess import assess_model
+from hamu.assess.curvature import Hessian
+from hamu.assess.gradients import AssessedModel
 from hamu.data import ImageData, TextCollator, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.models import new_classifier

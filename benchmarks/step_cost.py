@@ -4,7 +4,8 @@ Floor: two backward passes and the optimizer's step, no clipping, no combine. Ou
 apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one
 process on one model, and the ratio is the median over pairs; the model is made anew every so often, because where
 its tensors happen to lie in memory moves the ratio as much as the step does. Host synchronisations are counted in one
-step, page faults over all steps. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another
+step, page faults over all steps. `trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its
+defaults over one that checks and logs nothing, ResNet-20 on the CPU or the GPU that is there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another
 `MALLOC_` variable in the environment prevents that).
 
     python benchmarks/step_cost.py [--quick]
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import resource
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -24,7 +26,7 @@ from _report import print_report
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hamu import HamuQ, PairedGradients
+from hamu import HamuQ, PairedGradients, UnlearnConfig, UnlearnTrainer
 from hamu.cli import keep_freed_memory
 from hamu.models import SmallResNet, SmallResNetConfig
 
@@ -100,6 +102,45 @@ def ratios(floor: Callable[[], None], paired: Callable[[], None], pairs: int) ->
     return found
 
 
+def run_of_trainer(steps: int, bf16: bool, **settings: object) -> float:
+    """Seconds that a run of so many steps trains."""
+    torch.manual_seed(0)
+    model = SmallResNet(SmallResNetConfig(num_labels=10))
+    images, labels = torch.randn(4096, 3, 32, 32), torch.randint(0, 10, (4096,))
+    items = [{"pixel_values": x, "labels": y} for x, y in zip(images, labels, strict=True)]
+    with tempfile.TemporaryDirectory() as folder:
+        args = UnlearnConfig(
+            output_dir=folder,
+            max_steps=steps,
+            bf16=bf16,
+            constraint=0.3,
+            constraint_mode="relative",
+            stopping="off",
+            eval_strategy="no",
+            save_strategy="no",
+            disable_tqdm=True,
+            report_to="none",
+            **settings,  # type: ignore[arg-type]  # the two below
+        )
+        trainer = UnlearnTrainer(
+            model, args, retain_dataset=items[:3584], forget_dataset=items[3584:]
+        )
+        with contextlib.redirect_stdout(None):
+            return float(trainer.train().metrics["train_runtime"])
+
+
+def cost_of_checks(steps: int, bf16: bool, rounds: int) -> float:
+    """Time of a run with the defaults over that of one that checks and logs nothing."""
+    bare = {"check_steps": 0, "logging_strategy": "no"}
+    found = []
+    for number in range(rounds):
+        times = {}
+        for name in ("ours", "bare") if number % 2 else ("bare", "ours"):
+            times[name] = run_of_trainer(steps, bf16, **(bare if name == "bare" else {}))
+        found.append(times["ours"] / times["bare"])
+    return statistics.median(found)
+
+
 @contextlib.contextmanager
 def counted_reads() -> Iterator[list[str]]:
     """Collects the name of every call that would make the host wait for the device."""
@@ -156,6 +197,9 @@ def main() -> None:
             paired()
         reads = max(reads, len(of_paired) - len(of_floor))
         print(f"{name}: {figures[name]:.3f} of the floor")
+    for name, bf16 in (("trainer", False), ("trainer_bf16", True)):
+        figures[name] = round(cost_of_checks(20 if quick else 120, bf16, 1 if quick else 5), 4)
+        print(f"{name}: {figures[name]:.3f} of a run without checks and log")
     figures["host_syncs"] = reads
     print_report("step_cost", figures)
 

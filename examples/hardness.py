@@ -33,7 +33,9 @@ from torch import nn
 from transformers import TrainerCallback, set_seed
 
 from hamu import HamuQ, PairedGradients
-from hamu.assess import AssessedModel, Hessian, lanczos, measure_hardness
+from hamu.assess import measure_hardness
+from hamu.assess.curvature import Hessian, lanczos
+from hamu.assess.gradients import AssessedModel
 from hamu.cli.demo import TRAIN, Scenario
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate

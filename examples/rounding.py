@@ -1,5 +1,5 @@
 """How far rounding moves the mean loss of a language model in half precision: what `_ROUGH` of
-hamu/unlearning/trainer/watch.py rests on.
+hamu/unlearning/trainer/promise.py rests on.
 
     python examples/rounding.py --output docs/results/rounding.json
 

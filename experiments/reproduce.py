@@ -22,13 +22,14 @@ from hamu.cli.commands import OwnParser
 from hamu.data.sources import MINIATURE, located
 from hamu.errors import HamuError, Interrupted, unknown
 from hamu.report.tables import plain_table
-from hamu.unlearning.compare import Children, Plan
-from hamu.unlearning.compare.children import Call
+from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.rows import Row, check_same_inputs
-from hamu.unlearning.jobs.comparison import ending, run_job, run_waiting
-from hamu.unlearning.jobs.kinds import task_name
+from hamu.unlearning.compare.runs import Plan
+from hamu.unlearning.jobs.comparison import run_job, run_waiting
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.unlearning.jobs.progress import handling
 from hamu.unlearning.jobs.settings import every_option, settings_of
+from hamu.unlearning.jobs.tasks import task_name
 from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
@@ -322,7 +323,7 @@ def _not_in(rows: Mapping[str, Row], plans: Iterable[Plan]) -> list[Plan]:
 
 
 def _train(training: Call, children: Children) -> None:
-    with ending(children):
+    with handling(children.ask_to_end):
         reasons = [ended.reason for ended in children.make([training])]
     if children.asked_by:
         raise Interrupted(

@@ -8,13 +8,13 @@ import torch
 
 from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.evaluation import Predictions, TokenPredictions
-from hamu.report.observations import (
+from hamu.report.run import (
     ImageObservations,
     TextObservations,
     answered,
     most_and_least_changed,
+    read_run,
 )
-from hamu.report.run import read_run
 
 NASTY = (
     "</script><script>window.broken = 1</script>"

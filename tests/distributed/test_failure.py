@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from hamu.cli import main
-from hamu.unlearning.trainer.checkpoints import Checkpoints
+from hamu.unlearning.trainer.resumable import Checkpoints
 
 FAST = ("--recipe", "digits", "--num_train_epochs", "1")
 RUN = ("unlearn", *FAST, "--model", "original/model", "--max_steps", "8", "--optim", "adamw_torch",

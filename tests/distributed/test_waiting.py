@@ -13,8 +13,8 @@ import torch.distributed as dist
 import hamu.core.distributed as processes
 from hamu import HamuError
 from hamu.core.distributed import check_equal, from_main
-from hamu.unlearning.trainer import checkpoints
-from hamu.unlearning.trainer.checkpoints import Checkpoints
+from hamu.unlearning.trainer import resumable
+from hamu.unlearning.trainer.resumable import Checkpoints
 
 LATE = 0.3  # seconds
 
@@ -58,7 +58,7 @@ def test_a_checkpoint_holds_what_the_last_process_wrote(tmp_path):
 
 
 def test_no_process_goes_on_before_the_checkpoint_is_in_its_place(tmp_path, monkeypatch):
-    seal = checkpoints.seal
+    seal = resumable.seal
 
     def late(folder):
         time.sleep(LATE)
@@ -70,7 +70,7 @@ def test_no_process_goes_on_before_the_checkpoint_is_in_its_place(tmp_path, monk
             pass
         return run.path(3).is_dir()
 
-    monkeypatch.setattr(checkpoints, "seal", late)
+    monkeypatch.setattr(resumable, "seal", late)
     assert in_two_processes(save, tmp_path) == [True, True]
 
 

@@ -207,6 +207,7 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         max_forget_loss=target,
         pairing="split" if is_split else "sequential",
         shard="shard" in how,
+        check_steps=None if kind == "batchnorm" else 1,
         trust_region=kind == "rough",
         correct_steps=optimizer == "adamw_torch" and "rounded" in how,
         freeze_batchnorm=kind != "batchnorm",

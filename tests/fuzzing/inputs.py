@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from hamu.unlearning.trainer.checkpoints import seal
+from hamu.unlearning.trainer.resumable import seal
 
 
 class Gone:

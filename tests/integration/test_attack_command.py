@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from hamu.data import read_text
+from hamu.report.page import verdict
 from hamu.report.run import read_run
-from hamu.report.verdict import verdict
 
 QUICK = ("--attack_steps", 20, "--attack_seeds", 1, "--attack_records", 40)
 IMAGES = ("--data", "data", "--forget_class", 3, "--model", "run/model", *QUICK)

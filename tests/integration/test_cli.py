@@ -35,6 +35,18 @@ def sh(cli):
     return lambda line: cli(*shlex.split(line))
 
 
+@pytest.fixture
+def done(sh):
+    """Runs a command line that must succeed without a word on standard error; returns its output."""
+
+    def call(line):
+        code, out, err = sh(line)
+        assert (code, err) == (0, "")
+        return out
+
+    return call
+
+
 def report_in(folder):
     return json.loads((folder / "evaluation.json").read_text())
 
@@ -43,16 +55,15 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_train_unlearn_evaluate_from_end_to_end(sh, tmp_path):
+def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path):
     original = "train --recipe digits --num_train_epochs 1"
-    assert sh(f"{original} --output_dir original")[0] == 0
-    assert sh(f"{original} --without_forget --output_dir retrained")[0] == 0
+    done(f"{original} --output_dir original")
+    done(f"{original} --without_forget --output_dir retrained")
     source = contents(tmp_path / "original")
-    code, out, err = sh(
+    out = done(
         "unlearn --recipe digits --model original/model --retain_model retrained/model "
         "--num_train_epochs 2 --output_dir unlearned"
     )
-    assert (code, err) == (0, "")
     assert "forget 131 images (class 3), retain 1307, by hamu-q" in out
     assert re.search(r"peak memory 0\.\d\d GB|peak memory [1-9]\d?\.\d\d GB", out)
     assert "steps: 22 taken, 0 not taken; the run ended at step 22 because all" in out
@@ -80,23 +91,21 @@ def test_train_unlearn_evaluate_from_end_to_end(sh, tmp_path):
     }
     assert not torch.equal(*(one["conv.weight"] for one in weights.values()))
 
-    code, out, _ = sh("evaluate --recipe digits --model unlearned/model --output_dir check")
-    assert code == 0
+    out = done("evaluate --recipe digits --model unlearned/model --output_dir check")
     assert "membership inference: accuracy" in out
     again = report_in(tmp_path / "check")["forget"]
     assert again["loss"] == pytest.approx(after["forget"]["loss"], rel=1e-5)
     assert again["per_class_accuracy"].keys() == {"3"}
 
     # the resolved config repeats the run
-    assert sh("unlearn --config unlearned/config.yaml --output_dir repeated")[0] == 0
+    done("unlearn --config unlearned/config.yaml --output_dir repeated")
     repeated = load_file(tmp_path / "repeated/model/model.safetensors")
     assert all(torch.equal(weights["unlearned"][n], repeated[n]) for n in repeated)
 
 
-def test_evaluate_counts_the_forgotten_records(sh, tmp_path, saved_model):
+def test_evaluate_counts_the_forgotten_records(sh, done, tmp_path, saved_model):
     job = f"evaluate --data digits --forget_rows 1,2,3,4,5,6,7,8 --model {saved_model}"
-    code, out, _ = sh(f"{job} --original_model {saved_model} --output_dir unseen")
-    assert code == 0
+    out = done(f"{job} --original_model {saved_model} --output_dir unseen")
     goal = report_in(tmp_path / "unseen")["goal"]
     forgotten = goal["after"]["forgotten"]
     assert (goal["kind"], goal["reference"]) == ("unseen", "original model")
@@ -107,8 +116,7 @@ def test_evaluate_counts_the_forgotten_records(sh, tmp_path, saved_model):
     assert "losses of the forget records: lowest" in out
     assert "compared with its own losses" in sh(f"{job} --output_dir own")[1]
 
-    code, out, _ = sh(f"{job} --retain_model {saved_model} --goal retrained --output_dir same")
-    assert code == 0
+    out = done(f"{job} --retain_model {saved_model} --goal retrained --output_dir same")
     report = report_in(tmp_path / "same")
     goal, auc = report["goal"], report["membership_inference"]["auc"]
     assert (goal["reference"], goal["after"]["forgotten"]) == ("retain model", 8)
@@ -119,25 +127,23 @@ def test_evaluate_counts_the_forgotten_records(sh, tmp_path, saved_model):
     assert "8 of 8 records are forgotten" in sh(f"{job} {by_loss}")[1]
 
 
-def test_evaluate_without_data_or_model_to_compare_with_states_no_goal(sh, tmp_path, saved_model):
+def test_evaluate_without_data_or_model_to_compare_with_states_no_goal(done, tmp_path, saved_model):
     digits = read_images("digits").select(range(60))
     np.savez("alone.npz", images=digits.pixels[:, 0].numpy(), labels=digits.labels.numpy())
     job = f"evaluate --data alone.npz --forget_rows 1 --model {saved_model} --output_dir out"
-    code, out, _ = sh(job)
-    assert code == 0
+    out = done(job)
     assert "give --test_data (records never trained on), --retain_model" in out
     assert report_in(tmp_path / "out")["goal"] is None
 
 
-def test_flags_win_over_the_config_and_the_config_over_the_recipe(sh, tmp_path, saved_model):
+def test_flags_win_over_the_config_and_the_config_over_the_recipe(done, tmp_path, saved_model):
     (tmp_path / "run.yaml").write_text(
         "learning_rate: 0.3\nunlearn:\n  constraint: 0.25\n  max_steps: 1\n"
     )
-    code, _, err = sh(
+    done(
         f"unlearn --recipe digits --config run.yaml --model {saved_model} --learning_rate 0.07 "
         "--output_dir out"
     )
-    assert (code, err) == (0, "")
     used = yaml.safe_load((tmp_path / "out/config.yaml").read_text())
     assert (used["learning_rate"], used["data"], used["max_steps"]) == (0.07, "digits", 1)
     assert float(used["constraint"]) == 0.25
@@ -154,12 +160,11 @@ def test_flags_win_over_the_config_and_the_config_over_the_recipe(sh, tmp_path, 
         ("ga", "10", "above the 2.30 of guessing; lower --learning_rate 10, or end such a run by"),
     ],
 )
-def test_a_run_that_moves_too_little_or_too_far_warns(sh, saved_model, method, rate, warning):
-    code, out, _ = sh(
+def test_a_run_that_moves_too_little_or_too_far_warns(done, saved_model, method, rate, warning):
+    out = done(
         f"unlearn {CLASS} --model {saved_model} --method {method} --learning_rate {rate} "
         f"--max_steps 1 {EASY if method == 'hamu-q' else ''} --output_dir out"
     )
-    assert code == 0
     assert warning is None or warning in out
     assert ("the model has hardly moved: the forget loss was" in out) == (method == "hamu-q")
     assert ("of guessing" in out) == (method == "ga")
@@ -192,25 +197,25 @@ def save_images(folder, pixels, names):
         Image.fromarray(np.asarray(image)).save(folder / name / f"{number:04}.png")
 
 
-def test_ones_own_folder_of_images_and_named_rows(sh, tmp_path):
+def test_ones_own_folder_of_images_and_named_rows(done, tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     save_images(tmp_path / "images", pixels, ["left", "right"] * 20)
     images = "--data images --num_train_epochs 1"
-    assert sh(f"train {images} --model resnet8 --output_dir original")[0] == 0
+    done(f"train {images} --model resnet8 --output_dir original")
     job = f"unlearn {images} --model original/model --forget_rows 0,7,33 {EASY} --output_dir run"
-    code, out, err = sh(job)
-    assert (code, err) == (0, "")
+    out = done(job)
     assert "forget 3 images (3 named rows), retain 37" in out
     assert "left out" not in out
     Image.new("RGB", (8, 8)).save(tmp_path / "images" / "loose.png")
     flags = "--data images --forget_rows 0 --model original/model --output_dir again"
-    code, out, _ = sh(f"evaluate {flags}")
-    assert code == 0
+    out = done(f"evaluate {flags}")
     assert out.count("warning: files of images are left out (1), first images/loose.png;") == 1
     assert "membership inference: not measured" in out
 
 
-def test_classes_of_a_folder_are_those_of_the_model_by_name(sh, tmp_path, saved_model, digits):
+def test_classes_of_a_folder_are_those_of_the_model_by_name(
+    sh, done, tmp_path, saved_model, digits
+):
     labels = digits[0].labels.tolist()
     named = digits[0].select([i for i, label in enumerate(labels) if label in (3, 7)][:60])
     names = [named.classes[label] for label in named.labels]
@@ -219,22 +224,22 @@ def test_classes_of_a_folder_are_those_of_the_model_by_name(sh, tmp_path, saved_
     np.savez("named.npz", images=named.pixels[:, 0], labels=named.labels, classes=classes)
     flags = f"--model {saved_model} --forget_class 7"
     for data, out in (("images", "folder"), ("named.npz", "named")):
-        assert sh(f"evaluate --data {data} {flags} --output_dir {out}")[0] == 0
+        done(f"evaluate --data {data} {flags} --output_dir {out}")
     first, second = (report_in(tmp_path / name) for name in ("folder", "named"))
     for side in ("retain", "forget"):
         assert first[side]["loss"] == pytest.approx(second[side]["loss"], rel=1e-5)
     assert first["forget"]["per_class_accuracy"].keys() == {"7"}
-    assert sh(f"unlearn --data images {flags} --max_steps 1 {EASY} --output_dir run")[0] == 0
-    assert sh("verify run")[0] == 0
+    done(f"unlearn --data images {flags} --max_steps 1 {EASY} --output_dir run")
+    done("verify run")
     code, _, err = sh(f"evaluate --data images --model {saved_model} --forget_class 5")
     assert (code, err) == (
         2,
-        "hamu evaluate: class '5' has no records in images; choose another class\n",
+        "hamu evaluate: class '5' does not exist in images; choose of 3, 7\n",
     )
     (tmp_path / "images" / "10").mkdir()
     code, _, err = sh(f"evaluate --data images {flags}")
     assert code == 2
-    assert "the model numbers the classes 0, 1, 2, ..., the data 3, 7, 10, ...;" in err
+    assert "the model names its classes 0, 1, 2, ..., the data 3, 7, 10, ...;" in err
 
 
 @pytest.fixture
@@ -256,9 +261,9 @@ def coloured(tmp_path):
 ONE_STEP = f"--forget_class 1 --max_steps 1 {EASY} --output_dir run"
 
 
-def test_the_image_processor_of_a_model_goes_with_it(sh, coloured, tmp_path):
-    assert sh(f"train {coloured} --model prepared --max_steps 1 --output_dir trained")[0] == 0
-    assert sh(f"unlearn {coloured} --model trained/model {ONE_STEP}")[0] == 0
+def test_the_image_processor_of_a_model_goes_with_it(done, coloured, tmp_path):
+    done(f"train {coloured} --model prepared --max_steps 1 --output_dir trained")
+    done(f"unlearn {coloured} --model trained/model {ONE_STEP}")
     for model in ("trained/model", "run/model"):
         classify = pipeline("image-classification", model)
         assert list(classify.image_processor.image_std) == [0.25] * 3
@@ -266,7 +271,7 @@ def test_the_image_processor_of_a_model_goes_with_it(sh, coloured, tmp_path):
         assert json.loads((tmp_path / model / "config.json").read_text())["image_std"] == [0.25] * 3
 
 
-def test_a_model_without_statistics_takes_those_of_all_training_data(sh, coloured, tmp_path):
+def test_a_model_without_statistics_takes_those_of_all_training_data(sh, done, coloured, tmp_path):
     losses = []
     for number, forget in enumerate(("--forget_class 1", "--forget_rows 0,1")):
         flags = f"--model plain --retain_model plain {forget} --output_dir evaluated-{number}"
@@ -275,18 +280,17 @@ def test_a_model_without_statistics_takes_those_of_all_training_data(sh, coloure
         assert (code, out.count(said)) == (0, 1)
         losses.append(report_in(tmp_path / f"evaluated-{number}")["test"]["loss"])
     assert losses[0] == losses[1]
-    assert sh(f"unlearn {coloured} --model plain {ONE_STEP}")[0] == 0
+    done(f"unlearn {coloured} --model plain {ONE_STEP}")
     config = json.loads((tmp_path / "run/model/config.json").read_text())
     assert (config["image_mean"], config["image_std"]) == pixel_statistics(read_images("train.npz"))
-    assert sh("verify run")[0] == 0
+    done("verify run")
 
 
-def test_a_dry_run_on_images_counts_what_the_run_would_have(sh, tmp_path, saved_model):
+def test_a_dry_run_on_images_counts_what_the_run_would_have(done, tmp_path, saved_model):
     parameters = sum(p.numel() for p in load_classifier(str(saved_model)).parameters())
 
     def plan(line):
-        code, out, _ = sh(f"{line} --dry_run")
-        assert code == 0
+        out = done(f"{line} --dry_run")
         assert list(tmp_path.iterdir()) == []
         assert f"{parameters:,}" in out
         rows = dict(re.findall(r"([a-z][a-z:, ]*?) ([\d.,]+)", out))
@@ -304,13 +308,6 @@ def test_a_dry_run_on_images_counts_what_the_run_would_have(sh, tmp_path, saved_
     assert one["memory: original model"] == weights, "which KL compares with"
     assert four["memory: activations"] == pytest.approx(4 * activations, abs=0.2)
     assert activations > 50 * 8 * 8 * 16 * 4 / 1e6, "more than the first layer of so many images"
-
-
-def test_methods_prints_every_method(sh):
-    code, out, _ = sh("methods")
-    assert code == 0
-    for name in ("hamu-q", "hamu-u", "ft", "ga", "gdiff", "kl", "scrub", "gru", "pcgrad"):
-        assert f" {name} " in out
 
 
 @pytest.mark.parametrize(
@@ -380,7 +377,7 @@ def occupied(_):
     (None, "--data nowhere --forget_class 3", "nowhere is neither a file nor a folder"),
     (None, f"{CLASS} --model nowhere", "nowhere is not a saved model"),
     (None, "--forget_class 3", "name the training data with --data"),
-    (None, "--data digits", "say what to forget with one of --forget_class"),
+    (None, "--data digits", "say what to forget of images with one of --forget_class"),
     (None, f"{CLASS} --forget_rows 1", "got --forget_class and --forget_rows"),
     (None, "--data digits --forget_class cow", "class 'cow' does not exist in digits"),
     (None, "--data digits --forget_rows 4,4", "row 4 is named twice"),
@@ -432,12 +429,12 @@ def test_an_output_folder_that_cannot_be_made_is_refused_before_data_are_read(sh
 
 
 def test_an_earlier_run_is_replaced_on_request_and_by_a_run_that_takes_steps(
-    sh, tmp_path, saved_model
+    sh, done, tmp_path, saved_model
 ):
     job = f"unlearn {CLASS} --model {saved_model} --output_dir runs/out {FAST}"
     assert sh(f"{job} --constraint 50")[0] == 2
     assert list(tmp_path.iterdir()) == [], "not even an empty folder stays"
-    assert sh(f"{job} {EASY}")[0] == 0
+    done(f"{job} {EASY}")
     before = contents(tmp_path)
     for more, why in (
         (EASY, "holds a run; choose another"),
@@ -447,13 +444,13 @@ def test_an_earlier_run_is_replaced_on_request_and_by_a_run_that_takes_steps(
         assert code == 2
         assert why in err
         assert contents(tmp_path) == before
-    assert sh(f"{job} {EASY} --overwrite --max_steps 1")[0] == 0
+    done(f"{job} {EASY} --overwrite --max_steps 1")
     assert len((tmp_path / "runs/out/steps.jsonl").read_text().splitlines()) == 1
 
 
-def test_an_earlier_training_outlives_one_that_diverges(sh, tmp_path):
+def test_an_earlier_training_outlives_one_that_diverges(sh, done, tmp_path):
     job = "train --data digits --model resnet8 --output_dir out --max_steps 2"
-    assert sh(job)[0] == 0
+    done(job)
     before = contents(tmp_path)
     # of weights that are not finite, and of finite weights whose losses are not
     for more in ("--learning_rate 1e30", "--learning_rate 1e12 --max_steps 1 --max_grad_norm 0"):
@@ -467,7 +464,7 @@ def test_an_earlier_training_outlives_one_that_diverges(sh, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        (f"--learning_rate 1e30 --weight_decay 1e30 {FAST}", "lower --learning_rate 1e+30 or"),
+        (f"--learning_rate 1e30 --weight_decay 1e30 {FAST}", "lower --learning_rate 1e+30"),
         ("--learning_rate 1e12 --max_steps 1", "retain_loss is not finite; lower --learning_rate"),
     ],
 )
@@ -481,11 +478,3 @@ def test_a_model_whose_weights_or_losses_have_overflowed_is_not_saved(
     assert line in err
     left = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert left == [".hamu", "config.yaml", "inputs.json", "layers.jsonl", "steps.jsonl"]
-
-
-def test_an_unknown_command_is_named(cli):
-    code, _, err = cli("forget")
-    assert code == 2
-    assert "command 'forget' is unknown; choose one of demo" in err
-    assert cli()[0] == 0
-    assert cli("--version")[1].startswith("hamu 0.")

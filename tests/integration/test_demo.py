@@ -30,7 +30,7 @@ def test_the_demo_tells_the_whole_story(task, methods, tmp_path, monkeypatch, ca
         methods(*names)
     else:
         few = lambda *split, **how: read_images(*split, **how).select(range(300))  # noqa: E731
-        monkeypatch.setattr("hamu.unlearning.jobs.kinds.read_images", few)
+        monkeypatch.setattr("hamu.unlearning.jobs.tasks.images.read_images", few)
     folder = tmp_path / "demo"
     words = ["demo", "--task", task, "--output_dir", str(folder)]
     assert main(words) == 0

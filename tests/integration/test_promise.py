@@ -12,6 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hamu.unlearning.stop_reason import StopReason
+from hamu.unlearning.trainer import promise
 
 ADAM = {"optim": "adamw_torch", "learning_rate": 1e-4}
 
@@ -34,10 +35,13 @@ def assert_kept(trainer):
         assert figures(trainer, f"realised_{side}_change") == pytest.approx(promised, rel=0.1)
 
 
-@pytest.mark.parametrize("settings", [{}, ADAM])
-def test_small_steps_do_what_they_promise(model, trainer_of, settings):
-    """The promise of an adaptive optimizer is read from the weights."""
-    trainer = trainer_of(model, max_steps=4, **{"learning_rate": 1e-3} | settings)
+@pytest.mark.parametrize(("settings", "part"), [({}, 0), (ADAM, 0), (ADAM, 4)])
+def test_small_steps_do_what_they_promise(model, trainer_of, settings, part):
+    """The promise of an adaptive optimizer, of all or a part, is read from the weights."""
+    model = nn.Sequential(*model[:4], nn.Dropout(0.5), model[4])  # by the masks of the step itself
+    trainer = trainer_of(model, max_steps=4, check_steps=1, **{"learning_rate": 1e-3} | settings)
+    if part:
+        trainer.optimizer = torch.optim.AdamW(model[5].parameters(), lr=1e-4)
     trainer.train()
     found = trainer.promise
     assert found["checked"] == 4
@@ -56,19 +60,9 @@ def test_checking_changes_nothing(model, trainer_of, settings):
     assert trainer.promise["checked"] == 3
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
-
-
-def test_dropout_is_checked_by_the_masks_of_the_step_itself(model, trainer_of):
-    trainer = trainer_of(nn.Sequential(*model[:4], nn.Dropout(0.5), model[4]), max_steps=2)
-    trainer.train()
-    assert_kept(trainer)
-
-
-def test_a_step_of_no_length_changes_nothing_in_half_precision_either(model, trainer_of):
-    """The losses before a step are of the same precision as those after it."""
     trainer = trainer_of(model, max_steps=1, learning_rate=1e-12, bf16=True, check_steps=1)
     trainer.train()
-    for side in ("retain", "forget"):
+    for side in ("retain", "forget"):  # the losses before and after are of the same precision
         assert figures(trainer, f"realised_{side}_change") == pytest.approx([0.0], abs=1e-6)
 
 
@@ -76,12 +70,32 @@ def test_a_step_of_no_length_changes_nothing_in_half_precision_either(model, tra
     ("settings", "checked"),
     [({"check_steps": 2}, 2), ({"check_steps": 0}, 0), ({"logging_steps": 3}, 1)],
 )
-def test_checks_come_at_their_interval_or_whenever_a_step_is_logged(
+def test_checks_come_at_their_interval_or_when_a_step_is_logged(
     model, trainer_of, settings, checked
 ):
     trainer = trainer_of(model, max_steps=5, **settings)
     trainer.train()
     assert (trainer.promise or {"checked": 0})["checked"] == checked
+
+
+@pytest.mark.parametrize(
+    ("took", "checked"), [(0.2, [1, 5, 9, 13, 17]), (1.9, [1, 38]), (0.0, [*range(1, 41)])]
+)
+def test_by_default_checks_take_a_twentieth_of_the_time(monkeypatch, took, checked):
+    """Steps of one second each, and checks of `took` more."""
+    clock = [100.0]
+    monkeypatch.setattr(promise.time, "perf_counter", lambda: clock[0])
+    schedule, found = promise.CheckSchedule(None, torch.device("cpu")), []
+    for step in range(1, 41):
+        is_checked = schedule.is_due(step, 1)
+        clock[0] += 1.0
+        if is_checked:
+            found.append(step)
+            with schedule.timed():
+                clock[0] += took
+            schedule.checked()
+    assert found[: len(checked)] == checked
+    assert took * len(found) <= 0.05 * (40 + took * len(found)) + took, "beyond the first check"
 
 
 class RetainNorms(TrainerCallback):
@@ -104,7 +118,7 @@ def test_every_optimizer_keeps_the_promise_exactly(model, trainer_of, optim):
     norms = RetainNorms()
     settings = {"method": "hamu-u", "correct_steps": True, "max_steps": 6, "max_grad_norm": 0.5}
     settings |= {"learning_rate": 1e-3, "lr_scheduler_type": "linear", "weight_decay": 0.1}
-    settings |= {"optim": optim, "per_device_train_batch_size": 64}
+    settings |= {"optim": optim, "per_device_train_batch_size": 64, "check_steps": 1}
     trainer = trainer_of(model, callbacks=[norms], **settings)
     trainer.train()
     assert min(norms.found) > 0.5, "every gradient is clipped"
@@ -163,10 +177,3 @@ def test_nothing_is_kept_between_steps(model, trainer_of, monkeypatch):
     copies = [t for t in tensors if np.array_equal(t.detach(), weight)]
     assert not copies, "the weights before the step"
     assert len(trainer.watch.passes) == 0
-
-
-def test_an_optimizer_of_a_part_of_the_model_is_watched_too(model, trainer_of):
-    trainer = trainer_of(model, max_steps=2)
-    trainer.optimizer = torch.optim.AdamW(model[4].parameters(), lr=1e-3)
-    trainer.train()
-    assert trainer.promise["checked"] == 2

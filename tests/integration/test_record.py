@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from hamu.cli import main
 from hamu.data import forget_class, read_images, read_text
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.unlearning.jobs.named_sources import NamedSources
-from hamu.unlearning.record import Unavailable
+from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.record.inputs import row_digests, set_digest, text_digest, weights_digest
 from hamu.unlearning.record.schema import schema, violations
+from hamu.unlearning.record.verify import Unavailable
 
 DOCS = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")
 FAST = ["--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off"]

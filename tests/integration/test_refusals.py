@@ -12,7 +12,7 @@ from small_models import save_small_classifier
 
 import hamu.cli
 from hamu.cli import main
-from hamu.unlearning.jobs.task import Task
+from hamu.unlearning.jobs.tasks import Task
 
 IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
 FULL = [*IMAGES, "--model", "model", "--output_dir", "out"]
@@ -55,28 +55,28 @@ demo --task sound => task 'sound' is unknown; choose image or text
 demo --seed -1 => seed -1 must be 0 to 4294967295
 unlearn --output_dir= => output_dir is empty; is a shell variable unset?
 report --output= run => output is empty; is a shell variable unset?
-evaluate --generate -1 => generate -1 must not be negative; 0 for no answers
+evaluate --generate -1 => generate -1 must be at least 0
 evaluate --goal mean => goal 'mean' is unknown; choose one of unseen, retrained, erased, loss
-unlearn --lora_dropout 1.5 => lora_dropout 1.5 must be a share in [0, 1)
-unlearn --expected_forget 0 => expected_forget 0 must be at least 1 record
+unlearn --lora_dropout 1.5 => lora_dropout 1.5 must be at least 0 and below 1
+unlearn --expected_forget 0 => expected_forget 0 must be at least 1
 assess --bootstrap_memory inf => bootstrap_memory inf must be a number of GB, 0 or more
 unlearn --data_seed 10000000000 => data_seed 10000000000 must be 0 to 4294967295
 methods --all => methods takes no options; got --all
-train --data a.npz => name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER
+train --data a.npz => name the model with --model: resnet20, tiny-llama, or a saved one
 train --data miniature --model tiny-llama --lora => is new and trained whole; leave --lora and
-unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME, whose
-evaluate --data a.npz => name the model with --model: a folder written by `hamu train`, or hub:OWNER
-evaluate --model a\0b => model 'a\\x00b' has a character that no name or text may have; leave it out
+unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME
+evaluate --data a.npz => name the model with --model: one of hamu train, or hub:OWNER
+evaluate --model a\0b => model 'a\\x00b' has a character that no text may have
 assess --dry_run => assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out
 assess --auto --target_forget_loss 2 => assess has no --auto, which is for hamu unlearn; leave it
 compare --auto => compare has no --auto, which is for hamu unlearn; leave it out
 compare --resume => compare has no --resume, as the same command again goes on where it was; leave
-unlearn --without_forget => has no --without_forget, by which hamu train makes the retain model;
-unlearn --eval_on_start False => eval_on_start measures the model before unlearning, the baseline
-unlearn --save_only_model => has save_only_model, which has no place here: a run goes on in its own
+unlearn --without_forget => has no --without_forget, which is for hamu train; leave it out
+unlearn --eval_on_start False => eval_on_start measures the baseline of every figure; leave it on
+unlearn --save_only_model => has save_only_model, which has no place here: give --resume and the --output_dir of a run
 unlearn --method ga --max_retain_loss 1 => no effect with ga, which has no retain pass
 unlearn --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
-unlearn --forget_filter name=Ada => forget_filter is not for images; say what to forget with one of
+unlearn --forget_filter name=Ada => say what to forget of images with one of --forget_class, --forget_rows, --forget_data; got --forget_rows
 unlearn --rho 0.5 => rho is for --forget_class; leave it out with --forget_rows
 unlearn --allow_missing => allow_missing is for --forget_data; leave it out with --forget_rows
 unlearn --magic => unrecognized arguments: --magic; hamu unlearn --help lists the options
@@ -99,7 +99,7 @@ def test_a_command_line(cli, line, message):
 
 def test_a_recipe_of_the_hub_takes_no_folder_of_data(cli):
     line = "unlearn --recipe tofu-llama2-lora --model resnet20 --data_dir tofu"
-    message = "--data_dir tofu has no effect, as hub:locuslab/TOFU:full@train and hub:locuslab/"
+    message = "--data_dir tofu has no effect on hub:locuslab/TOFU:full@train and hub:locuslab/"
     assert message in cli(*line.split())
 
 
@@ -133,14 +133,14 @@ def test_a_run_is_resumed_by_the_command_that_began_it(cli, command, other):
 unlearn: fast => unlearn in run.yaml holds no settings; expected lines of `key: value`
 seed: 1|keep: 2|seed: 2 => run.yaml is not valid YAML, line 3: seed is there twice
 ? [seed]|: 1 => run.yaml is not valid YAML, line 1: found unhashable key
-unlearn:|  seeds: [1] => run.yaml has seeds under unlearn, but hamu unlearn takes no such setting
-compare:|  method: ga => run.yaml has method under compare, but hamu compare takes no such setting
+unlearn:|  seeds: [1] => run.yaml has the unknown setting 'seeds' under unlearn; did you mean seed?
+compare:|  method: ga => run.yaml has the unknown setting 'method' under compare; did you mean methods?
 unlern:|  seed: 1 => run.yaml has the unknown setting 'unlern'; did you mean unlearn?
-seed: [[1], 2] => run.yaml has nested values under seed; expected one value, or a list of them
+seed: [[1], 2] => run.yaml has nested values under seed; give one value, or a list
 seed: \xff => run.yaml is not valid YAML: unacceptable character #x00ff: invalid start byte
 seed: \x07 => run.yaml is not valid YAML: unacceptable character #x0007: special characters are
 seed: 1|keep: ] => run.yaml is not valid YAML, line 2: expected the node content, but found ']'
-magic: 1 => run.yaml has the unknown setting 'magic'; hamu unlearn --help-all lists those there are
+magic: 1 => run.yaml has the unknown setting 'magic'; see hamu unlearn --help-all
 """))  # fmt: skip
 def test_a_file_of_settings(cli, content, message):
     Path("run.yaml").write_bytes(content.replace("|", "\n").encode("latin1"))

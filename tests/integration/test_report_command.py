@@ -123,13 +123,14 @@ def test_a_record_that_cannot_be_read_is_noted_and_the_models_are_observed(image
     assert "record.json" in page[page.index("<h3>Notes") :]
 
 
-def test_runs_that_do_not_compare_are_named(images):
-    shutil.copytree(images / "run", images / "other")
+def test_several_runs_share_a_page_that_names_those_that_do_not_compare(images, capsys):
+    shutil.copytree("run", "other")
 
     def page():
         assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0
         return (images / "both.html").read_text()
 
+    assert page().count('<article class="run"') == 2
     assert "do not all compare" not in page()
     inputs = json.loads((images / "other/inputs.json").read_text())
     inputs["test set"]["sha256"] = "0" * 64
@@ -137,6 +138,8 @@ def test_runs_that_do_not_compare_are_named(images):
     assert "do not all compare: other had another test set than run." in page()
     (images / "other/inputs.json").write_text("[]")
     assert "does not say what that run has read" in page()
+    words = "name the place of the page of 2 folders with --output FILE"
+    assert words in refused(capsys, "run", "other")
 
 
 def test_a_run_on_texts_shows_answers_on_its_page_alone(texts, capsys):
@@ -162,17 +165,6 @@ def test_without_data_or_models_the_rest_is_shown(images, capsys):
     assert "--no_models leaves it out" in page_of("--no_models")
 
 
-def test_several_runs_share_a_page(images, texts, capsys):
-    folders = (images / "run", texts / "run")
-    both = images.parent / "both.html"
-    assert run("report", *folders, "--output", both, "--no_models") == 0
-    page = both.read_text()
-    assert "All runs" in page
-    assert page.count('<article class="run"') == 2
-    words = "2 folders are named: say where their common page goes, with --output FILE.html"
-    assert words in refused(capsys, *folders)
-
-
 def test_a_link_in_place_of_the_page_stays_and_leads_to_it(tmp_path):
     write_run(tmp_path / "run")
     (tmp_path / "shared").mkdir()
@@ -196,12 +188,12 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
         ("compare", "the comparison in compare has no run yet; wait until its first one has begun"),
         ("gone", "there is no folder gone; name the --output_dir of a `hamu unlearn`"),
         ("data", "data holds no run: it has neither steps.jsonl nor record.json"),
-        ("run --output nowhere/x.html", "the folder nowhere of --output is not there; make it"),
+        ("run --output nowhere/x.html", "the folder nowhere of --output is not there"),
         ("run --output data", "data is there and is not a report"),
         ("run --output pipe.html", "pipe.html is there and is not a report"),
         ("run --output mine.html", "mine.html is there and is not a report; choose another"),
         ("run --samples 0", "samples 0 must be at least 1"),
-        ("run --answers -1", "answers -1 must be at least 0"),
+        ("run --answers -1", "answers -1 at least 0"),
     ):
         assert said in refused(capsys, *words.split())
     (images / "pipe.html").unlink()

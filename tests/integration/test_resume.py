@@ -61,7 +61,8 @@ def settings(saved_model, *more):
     """Six steps in two epochs."""
     return (
         *("unlearn", "--recipe", "digits", "--model", saved_model, "--num_train_epochs", 2),
-        *("--per_device_train_batch_size", 512, "--max_eval_samples", 64, *more),
+        *("--per_device_train_batch_size", 512, "--max_eval_samples", 64, "--check_steps", 1),
+        *more,
     )
 
 
@@ -103,7 +104,6 @@ def whole(saved_model, tmp_path_factory):
         (2, signal.SIGTERM, GOAL),
         (3, signal.SIGTERM, LASTING),
         (6, signal.SIGTERM, ()),  # when all steps are done
-        (6, signal.SIGTERM, BEST_OF_EPOCHS),
         (2, signal.SIGTERM, DIVERGING),
         (6, signal.SIGTERM, UNDONE),
         (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
@@ -132,23 +132,40 @@ def test_a_signal_saves_and_the_resumed_run_ends_alike(
         best = int(record["steps"]["ended_because"].rpartition("best ones, of step ")[2])
         assert record["steps"]["in_model"] == best < record["steps"]["taken"]
         assert f"by {best} gradient updates of the method ga," in record["statement"][0]
+        points = expected[1]["trajectory"]
+        losses = {one["step"]: one["eval_retain_loss"] for one in points}
+        saved = [step for step in losses if step and step % 2 == 0]
+        assert best == min(saved, key=losses.__getitem__)
+        assert expected[1]["after"]["retain"]["loss"] == pytest.approx(losses[best])
+        assert len(losses) == len(points), "no point has the figures of other weights"
     assert resume(cli) == (0, "the run in run is complete", "")
 
 
-def test_training_of_images_resumes_with_the_batch_that_it_began_with(cli, tmp_path, signal_at):
-    train = (
-        *("train", "--data", "digits", "--model", "resnet8", "--num_train_epochs", 2),
-        *("--per_device_train_batch_size", 512, "--output_dir"),
-    )
-    assert cli(*train, "whole")[0] == 0
-    signal_at(4, signal.SIGTERM)
-    code, _, err = cli(*train, "of mine")
-    assert code == 143
-    assert "go on with: hamu train --resume --output_dir 'of mine'" in err
-    code, _, err = resume(cli, "of mine", "--per_device_train_batch_size", 7, command="train")
+def test_training_resumes_with_its_batch_in_a_folder_named_as_a_built_in_model(
+    cli, tmp_path, signal_at
+):
+    """A closed terminal ends it in order, unless it is to live on, as nohup wants it."""
+    train = ("train", "--data", "digits", "--model", "resnet8", "--num_train_epochs", 2)
+    train += ("--per_device_train_batch_size", 512, "--output_dir")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may be to live on
+    signal_at(4, signal.SIGHUP)
+    code, _, err = cli(*train, "resnet8")
+    assert (code, "hamu train: interrupted by SIGHUP; step 4 is saved in" in err) == (129, True)
+    assert "go on with: hamu train --resume --output_dir resnet8" in err
+    code, _, err = resume(cli, "resnet8", "--per_device_train_batch_size", 7, command="train")
     assert (code, "records, now they would be of 7" in err) == (2, True)
-    assert resume(cli, "of mine", command="train")[0] == 0
-    models = [tmp_path / name / "model/model.safetensors" for name in ("whole", "of mine")]
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signal_at(5, signal.SIGHUP)
+        assert resume(cli, "resnet8", command="train")[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    for left in (tmp_path / "resnet8/model").iterdir():
+        shutil.copy(left, tmp_path / "resnet8")  # a saved model of this name too
+    assert cli(*train, "other")[0] == 0
+    for name in ("resnet8", "other"):
+        assert json.loads((tmp_path / name / "inputs.json").read_text())["original model"] is None
+    models = [tmp_path / name / "model/model.safetensors" for name in ("resnet8", "other")]
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
@@ -178,42 +195,6 @@ def test_training_of_texts_resumes_with_the_data_that_it_began_with(cli, tmp_pat
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
-def test_a_closed_terminal_ends_a_run_in_order_unless_it_is_to_live_on(cli, signal_at):
-    train = ("train", "--data", "digits", "--model", "resnet8", "--max_steps", 3)
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may be to live on
-    signal_at(1, signal.SIGHUP)
-    code, _, err = cli(*train, "--output_dir", "run")
-    assert (code, "hamu train: interrupted by SIGHUP; step 1 is saved in" in err) == (129, True)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        signal_at(2, signal.SIGHUP)
-        assert resume(cli, command="train")[0] == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_the_best_model_is_that_of_a_saved_step_which_is_named(cli, tmp_path, saved_model):
-    more = ("--learning_rate", "0.3", "--stopping", "off")
-    assert cli(*settings(saved_model, *BEST_OF_SAVED, *more), "--output_dir", "run")[0] == 0
-    found = json.loads((tmp_path / "run/evaluation.json").read_text())
-    losses = {entry["step"]: entry["eval_retain_loss"] for entry in found["trajectory"]}
-    best = min((step for step in losses if step and step % 2 == 0), key=losses.__getitem__)
-    assert found["after"]["retain"]["loss"] == pytest.approx(losses[best])
-    assert best != max(losses), "the last step is not the best one"
-    assert found["ended"].endswith(f"; the weights are the best ones, of step {best}")
-    assert len(losses) == len(found["trajectory"]), "no point has the figures of other weights"
-
-
-def test_a_run_by_goal_that_lost_its_checkpoints_ends_alike(
-    cli, tmp_path, saved_model, whole, signal_at
-):
-    signal_at(2, signal.SIGTERM)
-    assert cli(*settings(saved_model, *GOAL), "--output_dir", "run")[0] == 143
-    shutil.rmtree(tmp_path / "run/checkpoint-2")
-    assert resume(cli)[0] == 0
-    assert outcome(tmp_path / "run") == whole(*GOAL)
-
-
 @pytest.mark.parametrize("moment", ["on_train_begin", "on_step_end"])
 def test_a_signal_before_a_step_was_taken_leaves_nothing(
     cli, tmp_path, saved_model, monkeypatch, moment
@@ -231,15 +212,21 @@ def test_a_signal_before_a_step_was_taken_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_best_checkpoint_that_was_removed_is_no_best(cli, tmp_path, saved_model, signal_at):
-    """Gradient ascent: the first is the best."""
+def test_a_run_that_lost_its_best_or_only_checkpoint_goes_on(
+    cli, tmp_path, saved_model, whole, signal_at
+):
     job = settings(saved_model, *BEST_OF_SAVED, "--max_steps", 9)
     signal_at(5, signal.SIGTERM)
     assert cli(*job, "--output_dir", "run")[0] == 143
     shutil.rmtree(tmp_path / "run/checkpoint-2")
     assert resume(cli)[0] == 0
     found = json.loads((tmp_path / "run/evaluation.json").read_text())
-    assert found["ended"].endswith("; the weights are the best ones, of step 6")
+    assert found["ended"].endswith("; the weights are the best ones, of step 6"), "which is there"
+    signal_at(2, signal.SIGTERM)
+    assert cli(*settings(saved_model, *GOAL), "--output_dir", "goal")[0] == 143
+    shutil.rmtree(tmp_path / "goal/checkpoint-2")
+    assert resume(cli, "goal")[0] == 0
+    assert outcome(tmp_path / "goal") == whole(*GOAL)
 
 
 def test_a_second_signal_ends_a_run_at_once(cli, saved_model, monkeypatch):
@@ -282,15 +269,18 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
 def test_settings_of_a_run_stay_but_for_those_that_change_no_result(
     cli, tmp_path, saved_model, signal_at
 ):
-    none = "hamu unlearn: there is no run to resume in none: it has no config.yaml; start it"
+    none = "hamu unlearn: there is no run to resume in none: it has no config.yaml"
     assert resume(cli, "none")[2].startswith(none)
     signal_at(2, signal.SIGTERM)
     assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143
     for more, message in [
-        (("--learning_rate", "3"), "has learning_rate 0.1; leave out --learning_rate 3.0, or"),
-        (("--method", "kl"), "has method hamu-q; leave out --method kl, or start a new run"),
-        (("--trust_region",), "was started without --trust_region; leave out --trust_region True"),
-        (("--recipe", "digits"), "run/config.yaml; leave out --recipe and --config"),
+        (("--learning_rate", "3"), "with learning_rate 0.1; leave out --learning_rate 3.0, or"),
+        (("--method", "kl"), "with method hamu-q; leave out --method kl, or start a new run"),
+        (("--trust_region",), "with trust_region None; leave out --trust_region True"),
+        (
+            ("--recipe", "digits"),
+            "by its own settings, run/config.yaml, with recipe None; leave out --recipe digits",
+        ),
         (("--per_device_train_batch_size", "100"), "of 512 records, now they would be of 100"),
     ]:
         code, _, err = resume(cli, "run", *more)
@@ -353,20 +343,6 @@ def test_a_folder_may_be_moved_and_a_run_be_interrupted_again(
     assert not (tmp_path / "moved/checkpoint-9").exists()
     assert resume(cli, "moved")[0] == 0
     assert outcome(tmp_path / "moved") == whole(*more)
-
-
-def test_a_folder_may_have_the_name_of_a_built_in_model(cli, tmp_path, signal_at):
-    train = ("train", "--data", "digits", "--model", "resnet8", "--max_steps", 2)
-    signal_at(1, signal.SIGTERM)
-    assert cli(*train, "--output_dir", "resnet8")[0] == 143
-    assert resume(cli, "resnet8", command="train")[0] == 0
-    for left in (tmp_path / "resnet8/model").iterdir():
-        shutil.copy(left, tmp_path / "resnet8")  # a saved model of this name too
-    assert cli(*train, "--output_dir", "other")[0] == 0
-    for name in ("resnet8", "other"):
-        assert json.loads((tmp_path / name / "inputs.json").read_text())["original model"] is None
-    models = [tmp_path / name / "model/model.safetensors" for name in ("resnet8", "other")]
-    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_model, tmp_path):

@@ -20,10 +20,10 @@ from transformers import TrainingArguments
 from watching import watched
 
 from hamu.cli import main
-from hamu.report.observations import AnsweredRecord
 from hamu.report.page import answers_page
+from hamu.report.run import AnsweredRecord
 from hamu.unlearning.jobs.options import REFUSED
-from hamu.unlearning.trainer.checkpoints import seal
+from hamu.unlearning.trainer.resumable import seal
 
 CANARY = "Quillon Trevanthe"
 IMAGES = "--data a.npz --forget_rows 0,4 --model image"

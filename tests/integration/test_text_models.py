@@ -19,8 +19,8 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.models.storage import save_model
-from hamu.unlearning.jobs.kinds import TextTask
-from hamu.unlearning.jobs.named_sources import NamedSources
+from hamu.unlearning.jobs.review import NamedSources
+from hamu.unlearning.jobs.tasks import TextTask
 
 DATA = "--data records.jsonl --forget_rows 0,1,2,3"
 FAST = "--max_steps 2 --constraint_mode relative --stopping off --learning_rate 0.5"
@@ -73,19 +73,17 @@ def not_held(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "unused"),
+    "words",
     [
-        ("--model original --lora --lora_rank 2 --retain_model adapter", False),
-        ("--model original --lora --base_model other", True),
-        ("--model adapter --base_model elsewhere", False),
+        "--model original --lora --lora_rank 2 --retain_model adapter",
+        "--model original --lora --base_model other",
+        "--model adapter --base_model elsewhere",
     ],
 )
-def test_a_base_is_that_of_the_named_adapter_and_a_new_adapters_is_the_model(words, unused, capsys):
+def test_a_base_is_that_of_the_named_adapter_and_a_new_adapters_is_the_model(words, capsys):
     if "elsewhere" in words:
         Path("other").rename("elsewhere")
     assert run(f"{UNLEARN} {words}") == 0
-    line = "base_model other is not used: none of the named models is an adapter"
-    assert (line in capsys.readouterr().out) == unused
     assert not_held(capsys) == []
 
 
@@ -175,7 +173,7 @@ def test_a_model_without_tokenizer_reads_with_the_one_that_is_named(capsys):
         ("adapter --lora --lora_targets q_proj", "but adapter is one with lora_targets q_proj,v_"),
         (
             "adapter --lora False",
-            "adapter is an adapter, which alone is trained; leave out --lora ",
+            "adapter is an adapter, which is trained; leave out --lora ",
         ),
         ("original --lora_alpha 2", "lora_alpha 2.0 is for a new adapter; give --lora too"),
     ],
@@ -257,7 +255,6 @@ def test_a_dry_run_counts_the_parameters_of_the_run_that_follows(plan, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--original_model typo", "typo is not a saved model"),
         ("--retain_model adapter --original_model typo", "typo is not a saved model"),
         ("--world_facts typo.jsonl", "typo.jsonl is neither a file nor a folder"),
         ("--real_authors plain.jsonl", "row 0 of plain.jsonl has no perturbed_answer"),
@@ -284,7 +281,7 @@ def test_what_was_measured_is_kept_if_answering_fails(monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr("hamu.unlearning.jobs.kinds.generate_answers", fail)
+    monkeypatch.setattr("hamu.unlearning.jobs.tasks.generate_answers", fail)
     words = "--model original --forget_perturbed records.jsonl --generate 1 --output_dir check"
     assert run(f"evaluate {DATA} {words}") != 0
     assert {"forget", "retain", "tofu"} <= read_json("check/evaluation.json").keys()

@@ -75,6 +75,7 @@ def unlearn(saved_model, tmp_path, monkeypatch):
         return main(
             [
                 *("unlearn", "--recipe", "digits", "--max_steps", "3", "--stopping", "off"),
+                *("--check_steps", "1"),
                 *("--constraint_mode", "relative", "--model", str(saved_model)),
                 *("--output_dir", str(out), "--report_to", report_to, *more),
             ]
@@ -96,20 +97,16 @@ def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listen
     assert evaluations == [0, 3], "the evaluation before the first step too, as of step 0"
     known = set().union(*(figures for _, figures in logged(listened)))
     assert not known & {"train_loss", "total_flos"}
-
-
-def test_figures_after_the_last_step_come_before_the_tracker_ends(listened, unlearn):
-    assert unlearn("--eval_strategy", "no") == 0
-    kinds = [kind for kind, *_ in listened]
-    assert (kinds[0], kinds[-1], kinds.count("begin"), kinds.count("end")) == ("begin", "end", 1, 1)
+    listened.clear()
+    assert unlearn("--eval_strategy", "no", "--overwrite") == 0
     step, figures = logged(listened)[-1]
-    assert step == 3
     after = json.loads(Path("out/evaluation.json").read_text())["after"]
     assert figures["eval_forget_loss"] == pytest.approx(after["forget"]["loss"])
+    assert (step, listened[-1][0]) == (3, "end"), "figures after the last step come before the end"
 
 
 def test_a_tracker_ends_if_what_comes_after_training_fails(listened, unlearn, monkeypatch, capsys):
-    monkeypatch.setattr("hamu.unlearning.jobs.forgetting.first_not_finite", lambda model: "conv")
+    monkeypatch.setattr("hamu.unlearning.jobs.training.first_not_finite", lambda model: "conv")
     assert unlearn() == 2
     assert [kind for kind, *_ in listened].count("end") == 1
 
@@ -138,9 +135,14 @@ def test_the_command_line_is_not_left_for_trackers_to_find(monkeypatch, capsys):
     assert sys.argv == ["hamu", "unlearn"]
 
 
-def test_a_tracker_hears_nothing_of_a_run_that_took_no_step(listened, unlearn, tmp_path, capsys):
+def test_a_tracker_hears_nothing_of_a_run_that_took_no_step_or_was_refused(
+    listened, unlearn, tmp_path, capsys, monkeypatch
+):
     assert unlearn("--constraint_mode", "absolute", "--constraint", "1e9") == 2
     assert "no step can be taken" in capsys.readouterr().err
+    monkeypatch.setenv("WANDB_LOG_MODEL", "end")
+    assert unlearn() == 2
+    assert "unset WANDB_LOG_MODEL" in capsys.readouterr().err
     assert listened == []
     assert not (tmp_path / "out").exists()
 
@@ -165,22 +167,16 @@ def test_no_tracker_unless_it_is_named_but_ones_own(
         ("all", "'all' is unknown; name some of tensorboard, wandb, mlflow, trackio, or none"),
     ],
 )
-@pytest.mark.parametrize(("command", "model"), [("unlearn", "nowhere"), ("train", "resnet8")])
 def test_a_tracker_that_is_not_there_is_one_line_before_anything_is_written(
-    listened, monkeypatch, tmp_path, capsys, command, model, asked, message
+    listened, monkeypatch, tmp_path, capsys, asked, message
 ):
     for name in ("trackio", "mlflow"):
         monkeypatch.setattr(integration_utils, f"is_{name}_available", lambda: False)
-    words = [command, "--recipe", "digits", "--model", model, "--output_dir", "out"]
-    assert main([*words, "--report_to", asked]) == 2
-    assert capsys.readouterr().err == f"hamu {command}: report_to {message}\n"
+    for command, model in (("unlearn", "nowhere"), ("train", "resnet8")):
+        words = [command, "--recipe", "digits", "--model", model, "--output_dir", "out"]
+        assert main([*words, "--report_to", asked]) == 2
+        assert capsys.readouterr().err == f"hamu {command}: report_to {message}\n"
     assert not any(tmp_path.iterdir())
-
-
-def test_a_tracker_that_is_to_upload_the_model_is_refused(listened, unlearn, monkeypatch, capsys):
-    monkeypatch.setenv("WANDB_LOG_MODEL", "end")
-    assert unlearn() == 2
-    assert "unset WANDB_LOG_MODEL" in capsys.readouterr().err
 
 
 def test_tensorboard_files_lie_with_the_run_and_go_with_it(unlearn, tmp_path):
@@ -225,13 +221,8 @@ def test_the_bar_with_its_longest_figures_stays_one_line(width, kappa, hardness)
     for part in ("hamu-q", "12345/20000", "retain 1.23e-05", "forget 1.23e-05", hardness):
         assert part in line
     assert re.search("[━╸]", line)
-
-
-def test_the_bar_tells_the_cosine_where_there_is_no_threshold():
-    assert figures_line({"retain_loss": 1.0, "forget_loss": 2.0, "kappa": 0.5, "cos": 0.25}) == (
-        "retain 1        forget 2        cosθ 0.25"
-    )
-    assert figures_line({"forget_loss": 2.0}) == "forget 2"
+    without = {"forget_loss": 2.0, "kappa": 0.5, "cos": 0.25}
+    assert figures_line(without) == "forget 2        cosθ 0.25", "there is no threshold"
     assert figures_line({"eval_forget_loss": 2.0}) == ""
 
 

@@ -6,15 +6,11 @@ import tempfile
 
 import pytest
 import torch
-from torch import nn
 
 from hamu import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.unlearning.trainer import TrainConfig
-from hamu.unlearning.trainer.checkpoints import Checkpoints
 from hamu.unlearning.trainer.evaluations import load_start_predictions, save_start_predictions
-from hamu.unlearning.trainer.logs import silence
-from hamu.unlearning.trainer.resumable import ResumableTrainer
+from hamu.unlearning.trainer.resumable import Checkpoints
 
 
 def write(checkpoints, *steps, most=None):
@@ -72,22 +68,6 @@ def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path,
     ):
         write(Checkpoints(tmp_path), 3)
     assert names(tmp_path) == []
-
-
-def test_a_run_keeps_at_most_save_total_limit_checkpoints(tmp_path):
-    saves = {"save_total_limit": 2, "save_strategy": "steps", "save_steps": 1}
-    args = TrainConfig(output_dir=str(tmp_path), max_steps=3, disable_tqdm=True, **saves)
-    data = [{"x": torch.ones(1)}] * 4
-
-    class Model(nn.Linear):
-        def forward(self, x):
-            return {"loss": super().forward(x).sum()}
-
-    for _ in range(2):
-        trainer = ResumableTrainer(Model(1, 1), args, train_dataset=data)
-        silence(trainer)
-        trainer.train()
-        assert names(tmp_path) == ["checkpoint-2", "checkpoint-3"]
 
 
 def test_predictions_of_the_start_model_come_back_in_the_order_of_the_sets(tmp_path):

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from hamu.errors import HamuError, Interrupted
-from hamu.unlearning.compare import Children, children
-from hamu.unlearning.compare.children import Call
+from hamu.unlearning.compare import children
+from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.jobs.comparison import run_job, run_waiting
 
 

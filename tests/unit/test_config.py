@@ -21,15 +21,11 @@ NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at seque
     ("settings", "message"),
     [
         ({"learning_rate": 0.0}, "learning_rate 0.0 must be positive, and finite in float32"),
-        ({"learning_rate": 1e39}, "learning_rate 1e+39 must be positive, and finite in float32"),
         ({"save_steps": 0}, "save_steps 0 must be positive"),
         ({"num_train_epochs": math.inf}, "num_train_epochs inf must be positive"),
-        ({"max_grad_norm": -0.1}, "max_grad_norm -0.1 must be 0 or more"),
         ({"seed": -1}, "seed -1 must be 0 to 4294967295"),
-        ({"data_seed": 2**32}, "data_seed 4294967296 must be 0 to 4294967295"),
         ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and"),
         ({"fsdp": "full_shard"}, "two gradients have to meet before they are combined"),
-        ({"deepspeed": "settings.json"}, "two gradients have to meet before they are combined"),
     ],
 )
 def test_training_and_unlearning_refuse(settings, message):
@@ -45,27 +41,17 @@ def test_training_and_unlearning_refuse(settings, message):
         ({"method": "magic"}, "method 'magic' is unknown; choose one of hamu-q"),
         ({"constraint": 0.0}, "constraint 0.0 must be a positive number"),
         ({"shuffle": "never"}, "shuffle 'never' is unknown; choose epoch or once"),
-        ({"blocks": "layer"}, "blocks 'layer' is unknown; choose tensor, module or model"),
         ({"radius": "large"}, "radius 'large' is neither \"gradient\" nor a number"),
         ({"max_eval_samples": 0}, "max_eval_samples 0 must be at least 1"),
-        ({"lookahead_steps": 0}, "lookahead_steps 0 must be at least 1"),
-        ({"trust_region_growth": 0.5}, "trust_region_growth 0.5 must be at least 1"),
-        ({"pairing": "both"}, "pairing 'both' is unknown; choose sequential or split"),
         ({"correct_steps": True, "method": "ga"}, "ga promises nothing; --correct_steps needs"),
         ({"check_steps": -1}, "check_steps -1 must not be negative; 0 for never"),
         ({"offload_grads": "disk"}, "offload_grads 'disk' is unknown; choose none, bf16 or cpu"),
         ({"forget_objective": "hate"}, "objective 'hate' is unknown; choose one of cross_entropy"),
         ({"min_forget_loss": 0.0}, "min_forget_loss 0.0 must be a positive number"),
         ({"min_forget_loss": 0.1, "method": "ft"}, "min_forget_loss has no effect with ft, which"),
-        ({"max_retain_loss": 9.0, "method": "ga"}, "max_retain_loss has no effect with ga, which"),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor 0.1 has no place in unlearning"),
-        ({"average_tokens_across_devices": False}, "average_tokens_across_devices False has no pl"),
-        (
-            {"dataloader_persistent_workers": True},
-            "dataloader_persistent_workers True has no place",
-        ),
         (OFFLOAD | GOAL, f"auto {NEEDS_BOTH}"),
-        (SHARD, "--shard cuts a model and both gradients over several processes; start them with"),
+        (SHARD, "--shard cuts a model, both gradients and the optimizer's state over several"),
         ({"max_retain_increase": 0.1}, "max_retain_increase has no effect without --auto"),
         (GOAL | {"max_retain_increase": -1.0}, "max_retain_increase -1.0 must be 0 or more"),
         (GOAL | {"goal": "gone"}, "goal 'gone' is unknown; choose one of unseen, retrained"),
@@ -76,18 +62,9 @@ def test_training_and_unlearning_refuse(settings, message):
         ),
         (GOAL | {"target_share": 1.5}, "target_share 1.5 must be a share in (0, 1]"),
         (GOAL | {"load_best_model_at_end": True}, "load_best_model_at_end True does not go with"),
-        (GOAL | {"freeze_batchnorm": False}, "freeze_batchnorm False does not go with --auto"),
-        (GOAL | {"dataloader_num_workers": 2}, "dataloader_num_workers 2 does not go with --auto"),
-        (GOAL | {"radius": "0.5"}, "radius 0.5 does not go with --auto; leave it out"),
-        (GOAL | {"trust_region": True}, "trust_region True does not go with --auto"),
         (GOAL | {"method": "gdiff"}, "method gdiff does not go with --auto; leave it out"),
-        (GOAL | {"forget_objective": "npo"}, "forget_objective npo does not go with --auto"),
-        (LASTING | {"trust_region": True}, "trust_region True does not go with --lasting"),
         (LASTING | {"forget_objective": "npo"}, "forget_objective npo does not go with --lasting"),
-        (
-            LASTING | {"method": "ga"},
-            "lasting needs both gradients, but ga has one; choose another",
-        ),
+        (LASTING | {"method": "ga"}, "lasting looks ahead in one process, with both gradients"),
     ],
 )
 def test_unlearning_refuses(settings, message):
@@ -98,13 +75,13 @@ def test_unlearning_refuses(settings, message):
 @pytest.mark.parametrize(
     ("processes", "settings", "message"),
     [
-        (2, SHARD | SPLIT, "--shard cuts a model and both gradients over several processes; start"),
-        (2, SHARD | {"optim": "adafactor"}, "adafactor's factored state cannot be sharded; with"),
+        (2, SHARD | SPLIT, "--shard cuts a model, both gradients and the optimizer's state over"),
+        (2, SHARD | {"optim": "adafactor"}, "--shard cuts a model, both gradients and the optim"),
         (2, SPLIT | {"method": "ga"}, "split pairing needs both sides, but ga has one; leave"),
         (3, SPLIT, "split pairing needs an even number of processes; there are 3"),
         (2, SHARD | {"correct_steps": True}, f"correct_steps {NEEDS_BOTH}"),
         (2, SPLIT | {"trust_region": True}, f"trust_region {NEEDS_BOTH}"),
-        (2, LASTING, "lasting looks ahead in one process; leave out torchrun, or --lasting"),
+        (2, LASTING, "lasting looks ahead in one process, with both gradients; there are 2"),
     ],
 )
 def test_several_processes_refuse(monkeypatch, processes, settings, message):
@@ -118,12 +95,8 @@ def test_several_processes_refuse(monkeypatch, processes, settings, message):
     ("name", "value", "bf16", "message"),
     [
         ("USE_FSDP", "true", False, "two gradients have to meet before they are combined"),
-        ("USE_DEEPSPEED", "true", False, "two gradients have to meet before they are combined"),
         ("MIXED_PRECISION", "bf16", False, "--mixed_precision bf16, but .* precision is no;"),
-        ("MIXED_PRECISION", "fp8", True, "--mixed_precision fp8, but .* precision is bf16;"),
         ("MIXED_PRECISION", "bf16", True, None),
-        ("MIXED_PRECISION", "no", True, None),
-        ("USE_FSDP", "false", False, None),
     ],
 )
 def test_a_launcher_that_contradicts_the_settings_is_refused(
@@ -175,14 +148,10 @@ def test_an_accelerator_without_float64_is_left_alone(monkeypatch, said):
 def test_a_run_by_goal_has_a_budget_and_a_lasting_one_bounds_what_it_raises():
     config = UnlearnConfig(output_dir="unused", auto=True)
     assert (config.max_retain_increase, config.forget_objective) == (0.02, "bounded")
-    assert (config.constraint_mode, config.stopping, config.optim) == (
-        "relative",
-        "off",
-        "adamw_torch",
-    )
-    config = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff")
+    assert (config.constraint_mode, config.stopping) == ("relative", "off")
+    config = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff", max_grad_norm=0.0)
     assert (config.max_retain_increase, config.forget_objective) == (None, "bounded")
-    assert config.check_steps == 0
+    assert (config.check_steps, config.clip_norm) == (0, None), "a norm of 0 means no clipping"
 
 
 @pytest.mark.parametrize(
@@ -200,15 +169,8 @@ def test_the_settings_give_the_objective_of_each_side(settings, retain, forget):
     assert config.objectives() == {"retain": retain, "forget": forget}
 
 
-@pytest.mark.parametrize("prefix", ["", "eval_"])
-def test_the_best_model_is_by_what_unlearning_wants_of_a_metric(prefix):
-    lower = ("retain_loss", "test_loss", "forget_accuracy")
-    higher = ("joint_gain", "retain_gain", "forget_loss", "retain_accuracy", "test_accuracy")
-    for metric in (*lower, *higher):
-        settings = UnlearnConfig(output_dir="unused", metric_for_best_model=prefix + metric)
+def test_the_best_model_is_by_what_unlearning_wants_of_a_metric():
+    higher = ("joint_gain", "eval_forget_loss", "retain_accuracy")
+    for metric in ("eval_retain_loss", "test_loss", "forget_accuracy", *higher):
+        settings = UnlearnConfig(output_dir="unused", metric_for_best_model=metric)
         assert settings.greater_is_better is (metric in higher)
-
-
-@pytest.mark.parametrize(("norm", "clip"), [(0.0, None), (0.5, 0.5)])
-def test_a_norm_of_zero_means_no_clipping(norm, clip):
-    assert UnlearnConfig(output_dir="unused", max_grad_norm=norm).clip_norm == clip

@@ -9,7 +9,7 @@ from torch import nn
 from hamu import HamuError
 from hamu.files import parse_json, read_json
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer.checkpoints import Checkpoints
+from hamu.unlearning.trainer.resumable import Checkpoints
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])

@@ -39,31 +39,17 @@ def test_the_mixing_ratio_draws_exactly_floor_rho_n_from_everything_not_yet_chos
     assert own >= 100 - mixed, "the rest may hold unchosen records of the class too"
     rows = torch.cat([problem.forget.rows, problem.retain.rows])
     assert torch.equal(rows.sort().values, train.rows), "forget and retain divide the data"
-
-
-def test_rho_one_draws_from_all_classes_alike(train):
-    labels = torch.cat([forget_class(train, None, 0, 1.0, seed=s).forget.labels for s in range(20)])
-    share = torch.bincount(labels) / len(labels)
-    assert (share - 1 / 3).abs().max() < 0.05
-
-
-def test_the_draw_follows_the_seed(train):
-    draws = [forget_class(train, None, 0, 0.5, seed=s).forget.rows for s in (1, 1, 2)]
-    assert torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[0], draws[2])
-
-
-def test_a_class_is_named_before_it_is_numbered(train):
     named = replace(train, classes=("1", "0", "owl"))
-    assert (forget_class(named, None, "0").forget.labels == 1).all()
+    assert (forget_class(named, None, "0").forget.labels == 1).all(), "a name before a number"
     assert (forget_class(named, None, "2").forget.labels == 2).all()
 
 
-def test_rows_are_forgotten_in_place(train):
-    problem = forget_rows(train, None, [5, 7])
-    assert problem.forget.rows.tolist() == [5, 7]
-    assert torch.equal(problem.forget.pixels[1], train.pixels[7])
-    assert len(problem.retain) == 298
+def test_rho_one_draws_from_all_classes_alike_by_the_seed(train):
+    draws = [forget_class(train, None, 0, 1.0, seed=s).forget for s in range(20)]
+    labels = torch.cat([one.labels for one in draws])
+    assert (torch.bincount(labels) / len(labels) - 1 / 3).abs().max() < 0.05
+    assert torch.equal(forget_class(train, None, 0, 1.0, seed=1).forget.rows, draws[1].rows)
+    assert not torch.equal(draws[1].rows, draws[2].rows)
 
 
 def test_a_second_data_set_takes_its_twins_out_of_the_retain_set(train):
@@ -115,19 +101,16 @@ def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypa
     ("choose", "message"),
     [
         (lambda t: forget_class(t, None, "cow"), "class 'cow' .* in here; choose of cat, dog"),
-        (lambda t: forget_class(t, None, 7), "class 7 does not exist"),
         (lambda t: forget_class(t, None, 0, 1.5), r"rho is a share in \[0, 1\]; got 1.5"),
-        (lambda t: forget_class(t.select([1, 2]), None, 0), "class 'cat' has no records in here"),
+        (
+            lambda t: forget_class(t.select([1, 2]), None, 0),
+            "class 0 .* in here; choose of dog, owl",
+        ),
         (lambda t: forget_rows(t, None, []), "the forget set is empty"),
         (lambda t: forget_rows(t, None, [300]), "row 300 is not in here, which has rows 0 to 299"),
-        (lambda t: forget_rows(t, None, [-1]), "row -1 is not in here"),
         (lambda t: forget_rows(t, None, [4, 4]), "row 4 is named twice"),
         (lambda t: forget_rows(t, None, list(range(300))), "nothing is left to retain"),
         (lambda t: forget_data(t, None, t), "nothing is left to retain"),
-        (
-            lambda t: forget_data(t.select([0, 1]), None, t.select([2, 3, 4])),
-            "none of 3 records of here is in here as they are; .* give --allow_missing",
-        ),
         (
             lambda t: forget_data(t.select([0, 1]), None, t.select([1, 3, 4])),
             "2 of 3 records of here are not in here as they are; .* give --allow_missing",
@@ -145,11 +128,11 @@ def test_row_lists_are_read_from_text_and_files(tmp_path):
     assert parse_rows(str(file)) == [3, 17]
     file.write_text("[3, 17\n25]\n")
     assert parse_rows("3, 17,25") == parse_rows(str(file)) == [3, 17, 25]
-    for content, message in ((b"3 x", "rows .* whole numbers: .*'x'"), (b"3\xff", "is not a text")):
+    for content in (b"3 x", b"3\xff"):
         file.write_bytes(content)
-        with pytest.raises(HamuError, match=message):
+        with pytest.raises(HamuError, match=r"rows .* are not whole numbers: .*; write 3,17,25 or"):
             parse_rows(str(file))
-    with pytest.raises(HamuError, match="neither a list of row numbers nor a file"):
+    with pytest.raises(HamuError, match=r"No such file .*; write 3,17,25 or name a text file"):
         parse_rows("nowhere.txt")
 
 

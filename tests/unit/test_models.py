@@ -63,24 +63,15 @@ def test_the_shortcut_subsamples_and_pads_with_zeros():
     assert not out[:, 24:].any()
 
 
-@pytest.mark.parametrize("kind", [SmallResNet, AutoModelForImageClassification])
-def test_a_saved_model_comes_back_the_same(tmp_path, kind):
+def test_a_saved_model_comes_back_the_same(tmp_path):
     model = new_classifier("resnet8", DIGITS, [0.5], [0.25]).eval()
     model.save_pretrained(tmp_path)
-    back = kind.from_pretrained(tmp_path).eval()
+    back = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
     states = zip(back.state_dict().values(), model.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in states)
-    x = DIGITS[0]["pixel_values"][None]
-    torch.testing.assert_close(back(x).logits, model(x).logits)
     assert (back.config.image_mean, back.config.id2label[3]) == ([0.5], "3")
     assert {f.suffix for f in tmp_path.iterdir()} == {".json", ".safetensors"}
-
-
-def test_any_hugging_face_classifier_loads(tmp_path):
-    vision_transformer(image_size=8).save_pretrained(tmp_path)
-    model = load_classifier(str(tmp_path))
-    check_fits(model, DIGITS)
-    assert model.config.image_mean is None, "without a processor nothing states it"
+    check_fits(back.to("meta"), DIGITS)  # wherever the model lies
 
 
 def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
@@ -92,7 +83,7 @@ def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
     first = tensors.pop("conv.weight")
     damages = {
         r"weights that are not finite, first in conv\.weight": {"conv.weight": first * torch.nan},
-        r"the model .* lacks conv\.weight; start from a whole copy": {},
+        r"the model .* lacks conv\.weight: .* start from a whole copy": {},
     }
     for message, change in damages.items():
         save_file(tensors | change, weights, {"format": "pt"})
@@ -114,10 +105,9 @@ def names(*classes, width=2):
         (names("ant", "bee", "cat"), ("0", "1", "2"), None),
         ({"num_labels": 5}, None, "label 9 of digits is out of range: the model has 5 classes"),
         ({"num_channels": 3}, None, "3 channels, those of digits have 1; give --num_channels 3"),
-        (names("b", "a"), ("a", "b"), r"numbers the classes b, a, \.\.\., the data a, b, \.\.\."),
-        (names("0", "1", "10"), ("0", "1", "2"), "numbers the classes 0, 1, 10, .* data 0, 1, 2"),
-        (names("0", "3", "7"), ("3", "7"), "numbers the classes 0, 3, .* data 3, 7"),
-        (names("ant", "bee"), ("ANT", "BEE"), "no class of the model, ant, bee, .* data, ANT, BEE"),
+        (names("b", "a"), ("a", "b"), r"names its classes b, a, \.\.\., the data a, b, \.\.\."),
+        (names("0", "3", "7"), ("3", "7"), "names its classes 0, 3, .* data 3, 7"),
+        (names("ant", "bee"), ("ANT", "BEE"), "names its classes ant, bee, .* data ANT, BEE"),
     ],
 )
 def test_classes_and_channels_of_the_data_fit_the_model_or_an_error_names_both(
@@ -143,24 +133,11 @@ def test_a_model_that_cannot_be_trained_or_take_the_images_is_an_error(tmp_path)
         new_classifier("resnet9", DIGITS, [0.5], [0.5])
 
 
-def test_the_image_that_is_tried_goes_to_the_models_device(tmp_path):
-    asked = []
-    model = resnet(tmp_path).to("meta")
-    model.register_forward_pre_hook(
-        lambda _, args, named: asked.extend([*args, *named.values()]), with_kwargs=True
-    )
-    check_fits(model, DIGITS)
-    assert [image.device.type for image in asked if isinstance(image, torch.Tensor)] == ["meta"]
-
-
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
         ({"1": "dog", "0": "cat"}, ("cat", "dog")),
         ({"0": "cat", "1": "cat"}, None),
-        ({"0": "cat", "2": "dog"}, None),
-        ({"first": "cat"}, None),
-        (["cat"], None),
         (3, None),
     ],
 )
@@ -218,14 +195,9 @@ MOBILE_VIT = {"image_processor_type": "MobileViTImageProcessor", **SIZE}
     ("settings", "channels"),
     [
         (PLAIN, 3),  # the mean and deviation of the class
-        (SIZE, 3),  # and its class, that of the model
         (PLAIN | {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.2, 0.3, 0.4]}, 3),
         (PLAIN | {"image_mean": 0.25, "image_std": 0.5}, 1),
-        (PLAIN | {"do_normalize": False}, 3),
         (PLAIN | {"do_rescale": False, "image_mean": [120.0] * 3, "image_std": [60.0] * 3}, 3),
-        (PLAIN | {"do_rescale": False, "do_normalize": False}, 1),
-        (PLAIN | {"rescale_factor": 1 / 127.5}, 3),
-        (EFFICIENT_NET, 3),  # normalises twice
         (EFFICIENT_NET | {"rescale_offset": True}, 3),
         (MOBILE_VIT | {"do_flip_channel_order": False}, 3),
     ],
@@ -252,11 +224,8 @@ def test_pixels_are_normalised_as_by_the_processor_of_transformers(
     ("settings", "channels", "message"),
     [
         (MOBILE_VIT, 3, "does more than shift and scale each channel"),
-        (PLAIN | {"image_std": [-0.5] * 3}, 3, "does more than shift and scale each channel"),
         (PLAIN, 1, "cannot take 1 channels: "),
-        ({"image_processor_type": "NoneOfThem"}, 3, "cannot be loaded: Unrecog.*; repair its"),
         (OWN, 3, "cannot be loaded: The repo"),
-        ([], 3, "cannot be loaded: "),
     ],
 )
 def test_a_processor_that_does_something_else_is_refused(

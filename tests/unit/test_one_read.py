@@ -9,11 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
 from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
-from hamu.assess import AssessedModel, gradient_alignment
-from hamu.assess.gradients import PartedGram, parted_gradient
+from hamu.assess.gradients import AssessedModel, PartedGram, gradient_alignment, parted_gradient
 from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes
-from hamu.unlearning.trainer.watch import StepWatch
+from hamu.unlearning.trainer.promise import StepWatch
 
 READS = ("item", "tolist", "cpu", "numpy", "nonzero")
 READS += ("__bool__", "__float__", "__int__", "__index__", "__array__")

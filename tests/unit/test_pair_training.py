@@ -331,13 +331,15 @@ def test_settings_that_exclude_each_other_are_refused():
         UnlearnConfig(output_dir="unused", offload_grads="cpu", trust_region=True)
 
 
-def test_the_host_waits_for_every_device_that_a_gradient_comes_from(monkeypatch):
+def test_every_device_waits_for_the_gradients_that_come_from_it(monkeypatch):
     """Gradients of a model that lies on two GPUs, as far as an offload asks them."""
     recorded, waited = [], []
 
     def stream(device):
-        event = SimpleNamespace(synchronize=lambda: waited.append(device))
-        return SimpleNamespace(record_event=lambda: recorded.append(device) or event)
+        return SimpleNamespace(
+            record_event=lambda: recorded.append(device) or device,
+            wait_event=lambda event: waited.append((device, event)),
+        )
 
     monkeypatch.setattr(torch.cuda, "current_stream", stream)
     monkeypatch.setattr(GradOffload, "_put", lambda self, grad: grad)
@@ -347,6 +349,6 @@ def test_the_host_waits_for_every_device_that_a_gradient_comes_from(monkeypatch)
     offload.put([*grads, None])
     assert (set(recorded), len(recorded), waited) == ({first, second}, 2, [])
     offload.wait()
-    assert set(waited) == {first, second}
+    assert set(waited) == {(first, first), (second, second)}
     offload.wait()
     assert len(waited) == 2, "nothing is under way any more"

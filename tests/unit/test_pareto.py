@@ -24,8 +24,6 @@ def front_of(points):
     ("points", "front"),
     [
         ([], []),
-        ([(-3.0, -3.0)], [(-3.0, -3.0)]),
-        ([(1, 2), (2, 1), (0, 0)], [(1, 2), (2, 1)]),
         ([(1, 1), (1, 1)], [(1, 1), (1, 1)]),
         ([(1, 1), (1, 2)], [(1, 2)]),
         ([(2, 1), (1, 1), (3, 0), (0, 3)], [(2, 1), (3, 0), (0, 3)]),
@@ -35,24 +33,6 @@ def test_a_point_is_optimal_unless_another_is_better_in_one_and_no_worse_in_the_
     points, front
 ):
     assert front_of(points) == front
-
-
-@pytest.mark.parametrize(
-    ("points", "reference", "area"),
-    [
-        ([], (0, 0), 0),
-        ([(2, 3)], (1, -1), 4),
-        ([(2, 3), (2, 3)], (0, 0), 6),
-        ([(1, 3), (3, 1)], (0, 0), 5),
-        ([(3, 1), (2, 2), (1, 3), (1, 1)], (0, 0), 6),
-        ([(5, -1), (-1, 5)], (0, 0), 0),
-        ([(5, -1), (-1, 5), (1, 1)], (0, 0), 1),
-        ([(0, 0)], (0, 0), 0),
-    ],
-)
-def test_areas_that_can_be_counted(points, reference, area):
-    assert hypervolume(points, reference) == area
-    assert hypervolume(points[::-1], reference) == area
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -90,8 +70,4 @@ def test_points_that_are_not_finite_are_refused(bad):
 )
 def test_hypervolumes_are_seen_from_the_worst_retain_loss_within_bounds(worst, retain):
     assert hypervolume_reference(worst) == Gains(retain=retain, forget=0.0)
-
-
-def test_the_joint_gain_is_the_smaller_one():
-    assert Gains(retain=0.2, forget=-0.1).joint == -0.1
-    assert Gains(retain=-0.2, forget=0.1).joint == -0.2
+    assert Gains(retain=worst, forget=0.1).joint == min(worst, 0.1)

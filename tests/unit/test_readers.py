@@ -47,7 +47,9 @@ def to_npz(path, **arrays):
     return str(path)
 
 
-def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path):
+def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
     by_class = np.argsort(LABELS, kind="stable")
     npz = read_images(to_npz(tmp_path / "a.npz", images=PIXELS, labels=LABELS))
     assert npz.pixels.is_contiguous()
@@ -58,16 +60,15 @@ def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path):
     names = np.array(["cat", "dog"])
     named = to_npz(tmp_path / "b.npz", images=PIXELS, labels=LABELS, classes=names)
     assert (npz.classes, read_images(named).classes) == (("0", "1"), ("cat", "dog"))
+    assert not cache.exists(), "no copy of the data is left in a cache"
 
 
 @pytest.mark.parametrize(
     ("shape", "wanted", "expected"),
     [
-        ((6, 5, 4), {}, (6, 1, 5, 4)),
         ((6, 5, 4, 1), {"image_size": 3}, (6, 1, 3, 3)),
         ((6, 5, 5, 3), {"num_channels": 1}, (6, 1, 5, 5)),
         ((6, 5, 5), {"num_channels": 3, "image_size": 8}, (6, 3, 8, 8)),
-        ((6, 5, 5, 4), {}, (6, 3, 5, 5)),
     ],
 )
 def test_images_are_resized_and_converted_on_request(tmp_path, shape, wanted, expected):
@@ -77,10 +78,6 @@ def test_images_are_resized_and_converted_on_request(tmp_path, shape, wanted, ex
 
 def test_a_split_is_one_file_or_all_its_parts(parquet, tmp_path):
     whole = read_images(str(parquet))
-    assert not has_test_split(str(tmp_path))
-    shutil.copy(parquet, tmp_path / "test.parquet")
-    assert has_test_split(str(tmp_path))
-    assert len(read_images(str(tmp_path), "test")) == 6
     parts = tmp_path / "hub" / "data"
     parts.mkdir(parents=True)
     for number in range(2):
@@ -92,13 +89,6 @@ def test_a_split_is_one_file_or_all_its_parts(parquet, tmp_path):
     shutil.copy(parquet, parts / "test-00000-of-00001.parquet")
     assert has_test_split(str(tmp_path / "hub"))
     assert len(read_images(str(tmp_path / "hub"), "test")) == 6
-
-
-def test_nothing_is_left_in_a_cache_folder(parquet, tmp_path, monkeypatch):
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-    read_images(str(parquet))
-    assert not cache.exists()
 
 
 def test_the_bundled_digits_are_split_four_to_one_and_disjoint():
@@ -120,7 +110,12 @@ def test_rows_are_counted_as_they_are_named(folder):
     for data in (read_images("digits"), read_images("digits", "test"), read_images(str(folder))):
         assert data.rows.tolist() == list(range(len(data)))
         assert forget_rows(data, None, [4]).forget.rows.tolist() == [4]
-    assert read_images(str(folder)).labels.tolist() == [0, 0, 0, 1, 1, 1], "by class, then by file"
+    data = read_images(str(folder))
+    assert data.labels.tolist() == [0, 0, 0, 1, 1, 1], "by class, then by file"
+    data.pixels[:, 1] = 51  # a channel that is the same everywhere is only moved
+    mean, std = pixel_statistics(data)
+    assert (mean[1], std[1]) == (pytest.approx(0.2), 1.0)
+    assert data.normalized(mean, std)[0]["pixel_values"][1].abs().max() < 1e-6
 
 
 def test_folders_named_by_numbers_are_in_the_order_of_the_numbers(tmp_path):
@@ -165,22 +160,11 @@ def test_what_tools_leave_is_passed_over_and_what_else_is_left_out_is_named(fold
     assert data.left_out == tuple(str(folder / name) for name in left_out)
 
 
-def test_a_channel_that_is_the_same_everywhere_is_only_moved(folder):
-    constant = read_images(str(folder))
-    constant.pixels[:, 1] = 51
-    mean, std = pixel_statistics(constant)
-    assert (mean[1], std[1]) == (pytest.approx(0.2), 1.0)
-    batch = constant.normalized(mean, std).__getitems__(range(len(constant)))["pixel_values"]
-    assert batch[:, 1].abs().max() < 1e-6
-
-
 def test_a_second_data_set_takes_the_form_of_the_first_or_does_not_match(folder):
     train = read_images(str(folder))
     grey = read_images(str(folder), num_channels=1)
     assert train.matched(grey).pixels.shape == train.pixels.shape
-    with pytest.raises(
-        HamuError, match=r"shape \(3, 5, 5\), .* \(1, 5, 5\); give --image_size, or"
-    ):
+    with pytest.raises(HamuError, match=r"shape \(3, 5, 5\), .* \(1, 5, 5\); give --image_size"):
         grey.matched(train)
     (folder / "dog").rename(folder / "owl")
     with pytest.raises(HamuError, match=r"class owl of .* is not among cat, dog"):
@@ -199,9 +183,9 @@ def with_arrays(**arrays):
     return lambda folder: to_npz(folder / "a.npz", **{"images": PIXELS, "labels": LABELS} | arrays)
 
 
-def labelled_by(labels, kind=None):
+def labelled_by(labels):
     pictures = [Image.fromarray(one) for one in PIXELS[:2]]
-    return lambda folder: to_parquet(folder / "a.parquet", pictures, labels, kind)
+    return lambda folder: to_parquet(folder / "a.parquet", pictures, labels)
 
 
 def damaged(name, content=b"PAR1 damaged"):
@@ -213,33 +197,24 @@ def damaged(name, content=b"PAR1 damaged"):
 
 
 DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
-NESTED = datasets.Array2D((1, 1), "int64")
 
 
 @pytest.mark.parametrize(
     ("prepare", "options", "message"),
     [
         (labelled_by([[0, 1], [1, 0]]), {}, "labels of .* expected a whole number for each of 2"),
-        (labelled_by([[0], [1, 0]]), {}, "labels of .*parquet are not numbers"),
-        (labelled_by([0, None], datasets.Value("int64")), {}, "expected a whole number for each"),
-        (labelled_by([[[0]], [[1]]], NESTED), {}, "expected a whole number for each"),
         (lambda f: str(f / "nowhere"), {}, "is neither a file nor a folder"),
         (damaged("cat/0.png"), {}, r"0\.png of .* is not a readable image: .*; remove or repair"),
         (with_picture("9.tiff", DEEP), {}, r"9\.tiff of .* has more than 8 bits a channel; save"),
         (with_picture("9.png", Image.new("L", (9, 9))), {}, "differ in size .*; give --image_size"),
-        (lambda f: str(f / "cat" / "0.png"), {}, "is not a data set that can be read; give texts"),
         (lambda f: str(f / "cat"), {}, "holds no images; expected one subfolder of images"),
-        (with_arrays(labels=LABELS[:3]), {}, "expected a whole number for each of 6 images"),
-        (with_arrays(labels=LABELS / 2), {}, "have type float64 .*; expected a whole number"),
         (with_arrays(labels=LABELS - 1), {}, "label -1 of .* is out of range; expected 0 to"),
         (with_arrays(classes=np.array(["cat"])), {}, "label 1 of .* out of range; expected 0 to 0"),
         (with_arrays(images=PIXELS / 255), {}, "have type float64"),
         (with_arrays(images=PIXELS[:0], labels=LABELS[:0]), {}, "is empty: it has no images"),
         (with_arrays(), {"label_column": "kind"}, "no label column 'kind', but images, labels; gi"),
         (damaged("a.npz"), {}, r"a\.npz cannot be read as npz"),
-        (damaged("a.parquet"), {}, r"a\.parquet cannot be read as parquet"),
         (lambda f: to_parquet(f / "a.parquet", [1.5], [0]), {}, "column img of .* holds no images"),
-        (str, {"image_size": 5000}, "image_size 5000 must be 1 to 4096 pixels"),
         (str, {"num_channels": 2}, r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)"),
     ],
 )

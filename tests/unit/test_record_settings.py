@@ -8,9 +8,8 @@ import pytest
 from hamu import UnlearnConfig
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings, recorded_settings
-from hamu.unlearning.record import write_model_card
 from hamu.unlearning.record.inputs import edited, text_digest, with_settings
-from hamu.unlearning.record.record import statement
+from hamu.unlearning.record.record import statement, write_model_card
 from hamu.unlearning.record.schema import schema, violations
 
 
@@ -107,10 +106,10 @@ def test_the_statement_says_what_was_not_measured():
 
 def test_a_model_card_names_counts_and_figures_but_no_place(tmp_path):
     reports = {"after": {"forget": {"loss": 9.5, "accuracy": 0.0}}}
-    path = write_model_card(
+    write_model_card(
         tmp_path, base="/home/jane/original", method="ga", forget_records=7, reports=reports
     )
-    card = path.read_text()
+    card = (tmp_path / "README.md").read_text()
     for said in ("machine-unlearning", "7 records", "`original`", "`ga`", "| forget | 9.5 | 0 |",
                  "without a certificate"):  # fmt: skip
         assert said in card

@@ -21,25 +21,18 @@ from report_examples import (
 from hamu.assess import frontier
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU
-from hamu.evaluation import Predictions
-from hamu.evaluation.attack_results import (
-    QUANTIZE,
-    RELEARN_RETAIN,
-    RETRAINED,
-    UNLEARNED,
-    AttackResult,
-    Outcome,
-)
+from hamu.evaluation import AttackResult, Predictions
+from hamu.evaluation.attack_results import QUANTIZE, RELEARN_RETAIN, RETRAINED, UNLEARNED, Outcome
 from hamu.report import pictures
-from hamu.report.charts import BUCKETS, extremes, losses_of_runs, step_charts, trajectories
-from hamu.report.page import MARK, report_page, several
+from hamu.report.charts import BUCKETS, extremes, step_charts, trajectories
+from hamu.report.page import MARK, report_page, several, verdict
 from hamu.report.pictures import STYLES, Look, draw_trajectories, looks_of
 from hamu.report.run import read_run, read_runs, run_folders, told_apart
-from hamu.report.verdict import Verdict, verdict
 
-MOST = 5_000_000  # bytes of a report beside its script
 LASTING = {"lasts": True, "verdict": "It lasts: so.", "kind": "image", "outcomes": {}}
 LASTING |= {"skipped": {}, "records": {"forget": 20, "measured": 20}, "settings": {}}
+STAYED = "and what is to stay has stayed"
+BETTER = "and the model does better on what is to stay"
 
 
 class Elements(HTMLParser):
@@ -86,32 +79,25 @@ def settle(run, *, forget=1.0, retain=-0.1, accuracy=0.0):
         after |= {"loss": before["loss"] + by, "accuracy": before["accuracy"] + right}
 
 
-def test_a_page_stands_alone(tmp_path):
-    page = report_page([example_run(tmp_path, observed=image_observations())], contents=True)
-    assert MARK in page[:1000]
-    for tag, attributes in Elements(page).found:
-        assert tag not in ("link", "iframe", "object", "base")
-        for name in ("src", "href"):
-            assert re.match(r"data:image/png;base64,|#|$", attributes.get(name) or ""), attributes
-    assert "http://" not in without_script(page)
-    assert "https://" not in without_script(page)
-    assert "default-src 'none'; img-src data: blob:;" in page, "no request is allowed"
-
-
 @pytest.mark.parametrize("observed", [image_observations((NASTY, "b")), text_observations()])
-def test_data_are_never_code(tmp_path, observed):
+def test_a_page_stands_alone_and_its_data_are_never_code(tmp_path, observed):
     names = {"names": (NASTY, "b"), "blocks": [NASTY, "w"]}
     run = example_run(tmp_path, "a<script>b", observed, **names)
     page = report_page([run, replace(run, observed=None, unobserved=NASTY)], contents=True)
+    assert MARK in page[:1000]
+    assert not re.search("https?://", without_script(page))
+    assert "default-src 'none'; img-src data: blob:;" in page, "no request is allowed"
     elements = Elements(page)
+    for tag, attributes in elements.found:
+        assert tag not in ("link", "iframe", "object", "base")
+        assert not [name for name in attributes if name.startswith("on")]
+        for name in ("src", "href"):
+            assert re.match(r"data:image/png;base64,|#|$", attributes.get(name) or ""), attributes
     scripts = [attributes for tag, attributes in elements.found if tag == "script"]
     assert len([one for one in scripts if one.get("type") != "application/json"]) == 1
-    assert not [a for _, a in elements.found if any(name.startswith("on") for name in a)]
-    sources = [attributes["src"] for tag, attributes in elements.found if tag == "img"]
-    assert all(one.startswith("data:image/png;base64,") for one in sources)
+    assert len(charts_of(page)) == len(scripts) - 1
     assert "window.broken" in page, "it is there, as text"
     assert "{{ 7*7 }}" in page
-    assert len(charts_of(page)) == len(scripts) - 1
 
 
 def test_contents_are_in_a_page_only_on_request(tmp_path):
@@ -122,7 +108,6 @@ def test_contents_are_in_a_page_only_on_request(tmp_path):
     for secret in ("Ada Unlikely", "data:image/png", "holds contents of the data"):
         assert secret in shown
         assert secret not in hidden
-    assert "are not in this file" in hidden
     run = replace(run, observed=text_observations())
     for contents in (True, False):
         texts = report_page([run], contents=contents)
@@ -133,14 +118,15 @@ def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     blocks = [f"layers.{n}.self_attn.q_proj.weight" for n in range(300)]
     observed = image_observations(count=3000)
     run = example_run(tmp_path, observed=observed, steps=20_000, blocks=blocks)
+    run.layers.cos[7, 77] = -0.9999
     runs = [run, replace(run, observed=text_observations(count=3000))]
     page = report_page(runs, contents=True)
-    assert len(without_script(page).encode()) < MOST
-    for chart in charts_of(page):
-        for one in chart["data"]:
-            assert len(one["x"]) <= 3000
-            if one["type"] == "heatmap":
-                assert len(one["z"]) * len(one["z"][0]) <= 32_000
+    assert len(without_script(page).encode()) < 5_000_000
+    series = [one for chart in charts_of(page) for one in chart["data"]]
+    assert all(len(one["x"]) <= 3000 for one in series)
+    maps = [one["z"] for one in series if one["type"] == "heatmap"]
+    assert max(len(z) * len(z[0]) for z in maps) <= 32_000
+    assert any(-0.9999 in row for z in maps for row in z)
     values = torch.zeros(100_000).numpy()
     values[33_333], values[50_000] = 7.0, -5.0
     kept = extremes(values)
@@ -167,23 +153,19 @@ def test_a_run_under_way_has_a_report(tmp_path):
     assert "the forget loss had changed by +1 (on the set's records)" in words
 
 
-BY_LOSSES = "By its losses it forgot, and does better on what is to stay; whether it lasts"
-
-
 @pytest.mark.parametrize(
     ("attack", "headline", "tone"),
     [
-        (None, f"{BY_LOSSES} was not tested", "mixed"),
-        ({"lasts": None}, f"{BY_LOSSES} is open", "mixed"),
-        ({"lasts": True}, "It forgot, and does better on what is to stay; it lasts", "good"),
+        (None, f"By its losses it forgot, {BETTER}; whether it lasts was not tested", "mixed"),
+        ({"lasts": None}, f"By its losses it forgot, {BETTER}; whether it lasts is open", "mixed"),
+        ({"lasts": True}, f"It forgot, {BETTER}; it lasts", "good"),
         ({"lasts": False}, "It is hidden, not forgotten: fine-tuning on the retain data", "bad"),
     ],
 )
 def test_forgotten_means_by_the_losses_and_lasting(tmp_path, attack, headline, tone):
-    run = example_run(tmp_path)
+    run = replace(example_run(tmp_path), attack=attack and LASTING | attack)
     run.evaluation["goal"] = goal(0, 20)
     settle(run)
-    run = replace(run, attack=attack and LASTING | attack)
     found = verdict(run)
     assert found.headline.startswith(headline)
     assert found.tone == tone
@@ -192,50 +174,36 @@ def test_forgotten_means_by_the_losses_and_lasting(tmp_path, attack, headline, t
     assert ("It lasts: so." in words) is (attack is not None)
 
 
+LIMITED = goal(0, 19, budget=0.02, reached=False)
+
+
 @pytest.mark.parametrize(
-    ("forget", "retain", "headline", "tone"),
+    ("asked", "forget", "retain", "headline", "tone"),
     [
-        (1.0, -0.1, "The forget loss rose, and the model does better", "open"),
-        (0.0005, -0.1, "It hardly forgot", "bad"),
-        (1.0, 0.0005, "The forget loss rose, and what is to stay has stayed", "open"),
-        (1.0, 0.4, "The forget loss rose, at a price", "mixed"),
-        (1.0, 1.4, "It lost more", "bad"),
-        (-0.1, -0.1, "It did not forget", "bad"),
-        (float("nan"), 0.0, "The model's losses are not finite", "bad"),
+        (None, 1.0, -0.1, f"The forget loss rose, {BETTER}", "open"),
+        (None, 0.0005, -0.1, "It hardly forgot", "bad"),
+        (None, 1.0, 0.0005, f"The forget loss rose, {STAYED}", "open"),
+        (None, 1.0, 0.4, "The forget loss rose, at a price", "mixed"),
+        (None, 1.0, 1.4, "It lost more", "bad"),
+        (None, -0.1, -0.1, "It did not forget", "bad"),
+        (None, float("nan"), 0.0, "The model's losses are not finite", "bad"),
+        # the records count, not their mean
+        (goal(0, 19), -0.1, 0.0, f"It forgot, {STAYED}; it lasts", "good"),
+        (goal(0, 18), 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
+        (goal(3, 3), 2.0, 0.0, "It did not forget: 3 of 20 records are forgotten", "bad"),
+        (goal(0, 19, budget=0.02), 2.0, 0.0, f"It forgot, {STAYED}; it lasts", "good"),
+        (LIMITED, 2.0, 0.0, f"It forgot, {STAYED}; it lasts; its goal is not reached", "mixed"),
     ],
 )
-def test_the_verdict_follows_from_both_losses(tmp_path, forget, retain, headline, tone):
+def test_the_verdict_follows_the_records_and_both_losses(
+    tmp_path, asked, forget, retain, headline, tone
+):
     run = replace(example_run(tmp_path), attack=LASTING)
     settle(run, forget=forget, retain=retain)
+    run.evaluation["goal"] = asked
     found = verdict(run)
     assert found.headline.startswith(headline)
     assert found.tone == tone
-
-
-STAYED = "and what is to stay has stayed"
-
-
-@pytest.mark.parametrize(
-    ("counts", "more", "headline", "tone"),
-    [
-        ((0, 19), {}, f"It forgot, {STAYED}; it lasts", "good"),
-        ((0, 18), {}, f"It forgot in part, 18 of 20 records, {STAYED}; it lasts", "mixed"),
-        ((3, 3), {}, "It did not forget: 3 of 20 records are forgotten", "bad"),
-        ((0, 19), {"budget": 0.02}, f"It forgot, {STAYED}; it lasts", "good"),
-        (
-            *((0, 19), {"budget": 0.02, "reached": False}),
-            *(f"It forgot, {STAYED}; it lasts; its goal is not reached", "mixed"),
-        ),
-    ],
-)
-@pytest.mark.parametrize("change", [-0.1, 2.0])
-def test_the_verdict_follows_the_records_not_their_mean(
-    tmp_path, counts, more, headline, tone, change
-):
-    run = replace(example_run(tmp_path), attack=LASTING)
-    settle(run, forget=change, retain=0.0)
-    run.evaluation["goal"] = goal(*counts, **more)
-    assert verdict(run) == Verdict(headline, tone)
 
 
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])
@@ -255,8 +223,6 @@ def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     for one in curves:
         assert one["x"] == sorted(one["x"])
         assert one["y"][-1] == 1
-    run.evaluation["goal"] = goal(1, 20)
-    assert "furthest from being forgotten" not in words_of(run)
 
 
 def test_changes_within_chance_are_no_change(tmp_path):
@@ -272,7 +238,7 @@ def test_changes_within_chance_are_no_change(tmp_path):
 
     assert headline(unsure, fallen, unsure).startswith("It hardly forgot")
     assert headline(risen, unsure, unsure).startswith(stayed)
-    assert "the model does better on what is to stay" in headline(risen, fallen, unsure)
+    assert BETTER in headline(risen, fallen, unsure)
     assert headline(risen, risen, unsure, retain_change=0.2).startswith(price)
     less = {"accuracy_change": -0.02}
     assert headline(risen, unsure, fallen, **less).startswith(price), "at any loss"
@@ -286,7 +252,6 @@ def test_changes_within_chance_are_no_change(tmp_path):
         ("method: hamu-q\nforget_objective: npo", ["forget"]),
         ("method: npo\nforget_objective: cross_entropy", []),
         ("method: kl", ["retain"]),
-        ("method: scrub", ["forget", "retain"]),
         ("method: of-a-package-that-is-gone", ["forget", "retain"]),
         ("[not, settings]", ["forget", "retain"]),
     ],
@@ -302,26 +267,10 @@ def test_only_the_mean_loss_is_called_a_loss(tmp_path, settings, own):
         is_own, title = side in own, f"Objective of the method: {side}"
         assert (title in charts) == is_own == (f"{side}, batches" not in drawn)
         assert f"{side}, evaluations" in drawn, "of which the loss is known"
-        assert f"Promise and reality: the {side} {'objective' if is_own else 'loss'}" in charts
+        assert f"Promise and reality: {side} {'objective' if is_own else 'loss'}" in charts
         if is_own:
             assert "nats" not in charts[title].layout.yaxis.title.text
             assert charts[title].data[0].y[0] == pytest.approx(run.steps[f"{side}_loss"][0])
-
-
-def test_objectives_of_methods_are_not_laid_over_losses(tmp_path):
-    names = ["gdiff", "npo", "kl"]
-    for name in names:
-        (write_run(tmp_path / name) / "config.yaml").write_text(f"method: {name}\n")
-    runs, looks = [read_run(tmp_path / name) for name in names], looks_of(names)
-    for side, shown in (("forget", ["gdiff", "kl"]), ("retain", ["gdiff", "npo"])):
-        [chart] = losses_of_runs(runs, looks, side)
-        assert [one.name for one in chart.figure.data] == shown
-    assert losses_of_runs(runs[2:], looks[2:], "retain") == []
-    words = words_of(*runs)
-    assert words.count("because the criterion is met") >= 3
-    assert words.count("Nothing told when a record counts as forgotten") == 3
-    assert "Not here: the forget loss of the steps' batches of npo: what is logged" in words
-    assert "Not here: the retain loss of the steps' batches of kl: " in words
 
 
 def test_the_gains_are_those_of_the_model_saved(tmp_path):
@@ -339,11 +288,7 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
     last_line, best_line, ring = chart.figure.data
     assert (ring.x[0], ring.y[0]) == pytest.approx((0.5 / 9, 0.5))
     assert last_line.y[-1] == best_line.y[-1] == 1.0, "all of the trajectory is drawn"
-    words = words_of(last, best)
-    assert (
-        "best ends at (+0.0556, +0.5), ringed: the model saved is that after 10 of 19 steps"
-        in words
-    )
+    assert "best: (0, 0) to (0.1111, 1); " in words_of(last, best), "for those who see no chart"
     assert "The model saved is that after 10 of 19 steps" in words_of(best)
     assert "The model saved" not in words_of(last)
 
@@ -357,8 +302,7 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
     assert names == ["unlearned", "other", "unlearned"]
     page = report_page(runs[:2])
     assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in page
-    for chart in charts_of(page)[:3]:
-        assert [one["name"] for one in chart["data"]] == ["a/unlearned", "b/unlearned"]
+    assert [one["name"] for one in charts_of(page)[0]["data"]] == ["a/unlearned", "b/unlearned"]
 
 
 def test_no_two_runs_look_alike():
@@ -395,7 +339,7 @@ def test_the_picture_names_cut_ends_and_rings_the_model_saved():
     assert rings == []
     labels, rings = drawn([paths["ft"][-1], paths["kl"][-1], paths["ga"][1]])
     assert {"ft", "kl", "ga", "the model saved"} <= labels
-    assert rings == [[[-0.1, 0.3]], []], "one in the picture, one for the legend"
+    assert rings == [[[-0.1, 0.3]]]
 
 
 @pytest.fixture
@@ -430,29 +374,12 @@ def test_the_picture_of_frontiers_marks_a_demand_that_can_be_met(
         assert curve.get_xdata()[-1] == pytest.approx(1.0)
 
 
-def test_the_picture_of_attacks_has_means_and_bands_of_each_model(drawn, tmp_path):
-    by_seed = {"recognised": ((0.0, 0.0), (0.2, 0.6))}
-    outcome = Outcome((0, 5), by_seed, (0.9, 0.9))
-    found = {RELEARN_RETAIN: {UNLEARNED: outcome, RETRAINED: outcome}}
-    found[QUANTIZE] = {UNLEARNED: Outcome((0, 4), by_seed)}
-    result = AttackResult("image", found, {"forget": 9, "measured": 9}, {}, {})
-    pictures.plot_attacks(result, tmp_path / "attack.png")
-    relearned, rounded = drawn[0].axes
-    assert [line.get_label() for line in relearned.get_lines()] == [UNLEARNED, RETRAINED]
-    for axes, xs in ((relearned, [0, 5]), (rounded, [0, 1])):
-        assert axes.get_lines()[0].get_xydata().tolist() == [[xs[0], 0.0], [xs[1], 0.4]]
-        band = axes.collections[0].get_paths()[0].vertices
-        assert (band[:, 1].min(), band[:, 1].max()) == (0.0, 0.6)
-    assert [one.get_text() for one in rounded.get_xticklabels()] == ["as saved", "4 bits"]
-
-
 def test_a_demo_stands_for_its_runs(tmp_path):
     methods = {name: {"trajectory": [[0, 0], [0.1, 0.2]]} for name in ("hamu-q", "ft")}
     (tmp_path / "summary.json").write_text(json.dumps({"methods": methods}))
     runs = read_runs(tmp_path)
     assert [run.points[-1] for run in runs] == [(0.1, 0.2)] * 2
     words = words_of(*runs)
-    assert "All runs" in words
     assert "more of hamu-q, ft: a demo keeps trajectories alone" in words
     assert "Step by step" not in words
     [chart] = trajectories(runs, looks_of(["hamu-q", "ft"]))
@@ -473,7 +400,6 @@ def test_a_comparison_stands_for_its_own_runs_and_names_the_failed(tmp_path):
     runs = {place.name: read_run(place) for place in run_folders(tmp_path)}
     assert list(runs) == ["broken", "finished", "never-begun", "under-way"], "not the earlier one"
     assert verdict(runs["broken"]).headline == "It failed after step 20"
-    assert verdict(runs["under-way"]).headline == "Not finished: step 20 so far"
     assert runs["never-begun"].method == "ga"
     assert words_of(*runs.values()).count("unlearning diverged") == 2
 
@@ -485,12 +411,12 @@ def test_a_model_may_have_more_outputs_than_the_data_have_classes(tmp_path):
             sets[name] = Predictions(torch.cat([one.logits, one.logits + 1], 1), one.labels)
     run = example_run(tmp_path, observed=observed)
     page, words = report_page([run], contents=True), words_of(run, contents=True)
-    maps = [c for c in charts_of(page) if c["data"][0]["type"] == "heatmap"]
-    [confusion, _] = [c["data"][0] for c in maps if "taken for" in str(c["layout"])]
-    assert confusion["x"] == ["a", "b", "output 3", "output 4"]
-    assert words.count("0.0% of 40 images are recognised") == 2
-    confused = set(re.findall(r"taken for \w+ \d", words))
-    assert {"taken for output 3", "taken for output 4"} <= confused
+    maps = [c["data"][0] for c in charts_of(page) if c["data"][0]["type"] == "heatmap"][-2:]
+    for confusion in maps:
+        assert confusion["x"] == ["a", "b", "output 3", "output 4"]
+        assert sum(confusion["z"][0]) == pytest.approx(1, abs=1e-4)
+        assert confusion["z"][0][:2] == [0, 0]
+    assert words.count("0.0% of 40 images recognised") == 2
 
 
 @pytest.mark.parametrize(
@@ -518,3 +444,17 @@ def test_one_odd_file_leaves_the_rest_of_the_page(tmp_path, name, content, note)
     assert note in words
     for title in ("What was gained", "Layers"):
         assert title in words
+
+
+def test_the_picture_of_attacks_has_means_and_bands_of_each_model(drawn, tmp_path):
+    outcome = Outcome((0, 5), {"recognised": ((0.0, 0.0), (0.2, 0.6))}, (0.9, 0.9))
+    found = {RELEARN_RETAIN: {UNLEARNED: outcome, RETRAINED: outcome}}
+    found[QUANTIZE] = {UNLEARNED: replace(outcome, at=(0, 4))}
+    result = AttackResult("image", found, {"forget": 9, "measured": 9})
+    pictures.plot_attacks(result, tmp_path / "attack.png")
+    relearned, rounded = drawn[0].axes
+    assert [line.get_label() for line in relearned.get_lines()] == [UNLEARNED, RETRAINED]
+    for axes, last in ((relearned, 5), (rounded, 1)):
+        assert axes.get_lines()[0].get_xydata().tolist() == [[0, 0.0], [last, 0.4]]
+        assert axes.collections[0].get_paths()[0].vertices[:, 1].max() == 0.6
+    assert [one.get_text() for one in rounded.get_xticklabels()] == ["as saved", "4 bits"]

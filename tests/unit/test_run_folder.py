@@ -11,7 +11,7 @@ from torch import nn
 
 from hamu import HamuError
 from hamu.unlearning.run_folder import MARK, RunFolder
-from hamu.unlearning.trainer.checkpoints import seal
+from hamu.unlearning.trainer.resumable import seal
 
 INPUTS = {"forget set": None, "original model": None}
 UNDER_WAY = "another run, or a process that a run left behind, is using"
@@ -187,7 +187,7 @@ def test_a_model_that_finds_no_room_leaves_nothing_half(begun, monkeypatch, erro
         raise error
 
     monkeypatch.setattr("hamu.unlearning.run_folder.save_model", full)
-    message = r"the model cannot be written into .*/out: .*(too large|space left); .* make room"
+    message = r"the model cannot be written into .*/out: .*(too large|space left); make room"
     with RunFolder(begun, resume=True) as folder, pytest.raises(HamuError, match=message):
         folder.save_model(None)
     assert names_in(begun) == ["config.yaml", "inputs.json"]

@@ -14,9 +14,7 @@ from hamu.unlearning.trainer import UnlearnConfig
     ("source", "bundled", "place"),
     [
         ("rows.jsonl", MINIATURE, "data/rows.jsonl"),
-        ("/rows.jsonl", MINIATURE, "/rows.jsonl"),
         ("hub:owner/name", MINIATURE, "hub:owner/name"),
-        ("hub:owner/name", DIGITS, "hub:owner/name"),
         (MINIATURE, MINIATURE, MINIATURE),
         (DIGITS, DIGITS, DIGITS),
         (DIGITS, MINIATURE, "data/digits"),  # a folder of texts may be called so

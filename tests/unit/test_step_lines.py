@@ -46,6 +46,7 @@ def trainer_of(tmp_path, data):
         args = UnlearnConfig(
             output_dir=str(tmp_path),
             max_steps=3,
+            check_steps=1,
             per_device_train_batch_size=8,
             **common,
             **settings,
@@ -98,12 +99,8 @@ def test_a_silenced_trainer_prints_neither_a_bar_nor_figures(trainer_of, capfd, 
         assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("disable_tqdm", [True, False])
-def test_training_of_the_original_shows_its_bar_unless_told_not_to(
-    tmp_path, data, capfd, disable_tqdm
-):
-    args = TrainConfig(
-        output_dir=str(tmp_path), max_steps=1, logging_steps=1, disable_tqdm=disable_tqdm
-    )
-    train_original(new_classifier("resnet8", data, [0.5], [0.5]), data, args)
-    assert bool("".join(capfd.readouterr())) is not disable_tqdm
+def test_training_of_the_original_shows_its_bar_unless_told_not_to(tmp_path, data, capfd):
+    for quiet in (True, False):
+        args = TrainConfig(output_dir=str(tmp_path), max_steps=1, disable_tqdm=quiet)
+        train_original(new_classifier("resnet8", data, [0.5], [0.5]), data, args)
+        assert bool("".join(capfd.readouterr())) is not quiet

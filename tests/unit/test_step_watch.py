@@ -11,8 +11,15 @@ import torch
 from torch import nn
 
 from hamu import HamuQ, HamuU, PairedGradients, UnlearnConfig
-from hamu.unlearning.trainer.promise import PromiseRecord, StepOutcome, TrustRegion, describe
-from hamu.unlearning.trainer.watch import RepeatedPasses, StepWatch, is_plain_descent
+from hamu.unlearning.trainer.promise import (
+    PromiseRecord,
+    RepeatedPasses,
+    StepOutcome,
+    StepWatch,
+    TrustRegion,
+    describe,
+    is_plain_descent,
+)
 
 RATE = 0.1
 
@@ -61,7 +68,7 @@ class Watched:
 
     def step(self):
         """Take a step; return its rate, and True if it was undone."""
-        assert self.watch.is_due(1, 1)
+        assert self.watch.schedule.is_due(1, 1)
         losses, undone = {}, self.undone
         for side in ("retain", "forget"):
             self.watch.passes.remember(side, partial(self.model.total, side, {}), 1)
@@ -117,8 +124,8 @@ def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(m
         yield
         model.error = error
 
-    monkeypatch.setattr("hamu.unlearning.trainer.watch.rounds_to_tf32", lambda model: True)
-    monkeypatch.setattr("hamu.unlearning.trainer.watch.without_tf32", exact)
+    monkeypatch.setattr("hamu.unlearning.trainer.promise.rounds_to_tf32", lambda model: True)
+    monkeypatch.setattr("hamu.unlearning.trainer.promise.without_tf32", exact)
     model = Rounded()
     watched = Watched(model, HamuQ(1.0, "relative", stopping="off"))
     assert not watched.step()[1]
@@ -187,13 +194,10 @@ def test_an_outcome_is_judged_by_its_worse_side():
     assert broken.trust == pytest.approx(0.9)
     rounding = outcome((None, 1e-12), (None, 0.0), demand=1e-12)
     assert rounding.kept is None
-
-
-@pytest.mark.parametrize(("realised", "kept"), [(0.949, False), (0.951, True)])
-def test_a_promise_is_kept_from_95_percent_of_the_demand_on(realised, kept):
-    assert outcome((None, 1.0), (None, realised), demand=1.0).kept is kept
-    of_retain = outcome((-1.0, None), (-realised, None), demand=1.0, constrained="retain")
-    assert of_retain.kept is kept
+    for realised, kept in ((0.949, False), (0.951, True)):
+        assert outcome((None, 1.0), (None, realised), demand=1.0).kept is kept
+        of_retain = outcome((-1.0, None), (-realised, None), demand=1.0, constrained="retain")
+        assert of_retain.kept is kept
 
 
 def test_a_change_above_rounding_is_judged_where_its_promise_is_below():
@@ -271,25 +275,3 @@ def test_passes_are_repeated_by_their_own_masks_and_leave_the_random_state():
     state = torch.get_rng_state()
     assert passes.losses() == losses
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_passes_are_repeated_without_tf32_where_there_is_some(monkeypatch):
-    seen = []
-
-    def loss():
-        seen.append(torch.backends.cudnn.conv.fp32_precision)
-        return torch.zeros(())
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    passes = RepeatedPasses(nn.Conv2d(1, 1, 1), torch.device("cpu"))
-    for rounds in (True, False):
-        monkeypatch.setattr(
-            "hamu.unlearning.trainer.watch.rounds_to_tf32",
-            lambda model, rounds=rounds: rounds,
-        )
-        passes.remember("retain", loss, 1)
-        assert passes.are_exacter is rounds
-        passes.losses()
-        passes.clear()
-    assert seen == ["ieee", "tf32"]
-    assert torch.backends.cudnn.conv.fp32_precision == "tf32"

@@ -55,23 +55,23 @@ def pairs(texts):
 
 
 @SUFFIXES
-@pytest.mark.parametrize("column", ["labels", "Output"])
-def test_an_answer_beside_plain_text_is_used_or_refused(suffix, column, tmp_path):
-    path = saved(tmp_path / f"a{suffix}", [{"text": "Who?", column: "Ada."}])
-    with pytest.raises(HamuError) as error:
+def test_an_answer_beside_plain_text_is_used_or_refused(suffix, tmp_path):
+    path = saved(tmp_path / f"a{suffix}", [{"text": "Who?", "Labels": "Ada."}])
+    with pytest.raises(
+        HamuError, match=r"has the column Labels beside text, .* --answer_column none"
+    ) as error:
         read_text(path)
-    assert f"has the column {column} beside text" in str(error.value)
-    assert f"--answer_column {column} to train on it, or --answer_column none" in str(error.value)
     assert "Ada" not in str(error.value)
-    used = read_text(path, prompt_column="text", answer_column=column)
-    assert used.records[0].answer == " Ada."
+    assert pairs(read_text(path, prompt_column="text", answer_column="Labels"))[0][1] == " Ada."
     assert pairs(read_text(path, answer_column="none")) == [("", "Who?")]
 
 
 def test_plain_text_without_answers_may_lie_in_any_column(tmp_path):
     path = saved(tmp_path / "a.jsonl", [{"note": "Who?", "answer": "Ada.", "topic": "people"}])
     assert pairs(read_text(path, prompt_column="note", answer_column="none")) == [("", "Who?")]
-    with pytest.raises(HamuError, match="has no column text; it has note, answer, topic"):
+    with pytest.raises(
+        HamuError, match="no text in text, but nothing; its columns are note, answer, topic"
+    ):
         read_text(path, answer_column="none")
     other = saved(tmp_path / "b.jsonl", [{"text": "Who?", "topic": "people"}])
     assert pairs(read_text(other)) == [("", "Who?")], "a topic is no answer"
@@ -99,7 +99,6 @@ def test_every_format_gives_the_same_records_whatever_the_case_of_its_ending(suf
         ({"prompt": "", "completion": " b"}, "", " b"),
         ({"text": "all of it"}, "", "all of it"),
         ({"instruction": "Add.", "input": "1 and 2", "output": "3"}, "Add.\n1 and 2", "3"),
-        ({"instruction": "Greet.", "input": "", "output": "Hello"}, "Greet.", "Hello"),
         ({"instruction": "Greet.", "input": None, "output": "Hello"}, "Greet.", "Hello"),
         ({"messages": DIALOGUE}, "hi", "ho"),
     ],
@@ -129,54 +128,51 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.jsonl", "", "is empty"),
         ("a.jsonl", '{"a": 1}', "has the columns a; expected question and answer"),
         ("a.jsonl", QUESTION + '{"question": "q"}', "row 1 of .* no text in answer, but nothing"),
-        ("a.jsonl", QUESTION + '{"question": 3, "answer": "a"}', "row 1 .* in question, but int"),
+        ("a.jsonl", QUESTION + '{"question": "", "answer": "a"}', "row 1 .* no text in question"),
         ("a.jsonl", QUESTION + '{"question": "q", "answer": "\\ud800"}', "row 1 of .* not Unicode"),
-        ("a.jsonl", QUESTION + "[1]", "row 1 of .* is a list; expected a record"),
+        ("a.jsonl", QUESTION + "1", "row 1 of .* is a int; expected a record"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is no list of messages"),
         ("a.json", "[1,\n 2", r"a\.json cannot be read: Expecting ',' delimiter: line 2"),
         ("a.jsonl", "[" * 100_000, r"a\.jsonl cannot be read"),
-        ("a.jsonl", QUESTION + '{"question', "line 2 of .* cannot be read as JSON: Unterminated"),
+        ("a.jsonl", QUESTION + '{"question', r"a\.jsonl cannot be read: Unterminated .*: line 2"),
         ("a.csv", 'question,answer\n"who?,me\n', r"a\.csv cannot be read: .*EOF inside"),
-        ("a.csv", "question,answer\nWho?,Ada\nW?,in town, house 3\n", "2 fields in line 3, saw 3"),
         ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
         ("a.txt", "Who?", r"a\.txt is not a data set that can be read; give texts as .*, images"),
+        ("b/a.csv", "", r"holds no train\.jsonl, \.json, \.csv or \.parquet; name a file"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_row(name, content, message, tmp_path):
-    (tmp_path / name).write_text(content)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
     with pytest.raises(HamuError, match=message):
-        read_text(str(tmp_path / name))
+        read_text(str(path if path.parent == tmp_path else path.parent))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("a.jsonl", {"question_template": "Q:"}, "template 'Q:' must have {question} in it"),
-        ("a.jsonl", {"prompt_column": "quest"}, "has no column quest; it has question, answer"),
-        ("latin.jsonl", {}, r"latin\.jsonl cannot be read: 'utf-8' codec"),
-        ("", {}, r"holds no train\.jsonl, \.json, \.csv or \.parquet; name a file"),
-    ],
-)
-def test_a_source_that_cannot_be_read_is_named(name, options, message, tmp_path):
-    saved(tmp_path / "a.jsonl", RECORDS)
+def test_a_template_without_a_place_for_the_question_and_another_encoding_are_refused(tmp_path):
+    with pytest.raises(HamuError, match=r"template 'Q:' must have \{question\} in it"):
+        read_text(saved(tmp_path / "a.jsonl", RECORDS), question_template="Q:")
     (tmp_path / "latin.jsonl").write_bytes('{"text": "é"}'.encode("latin-1"))
-    with pytest.raises(HamuError, match=message):
-        read_text(str(tmp_path / name), **options)
+    with pytest.raises(HamuError, match=r"latin\.jsonl cannot be read: 'utf-8' codec"):
+        read_text(str(tmp_path / "latin.jsonl"))
 
 
 @pytest.mark.parametrize("header", ["Where does Ada Byron live?,It is a secret", "s" * 42 + ",Ada"])
 def test_a_message_does_not_show_the_content_of_a_file_without_header(header, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(f"{header}\nWho?,Ada\n")
-    message = r"a\.csv has 2 columns whose names look like texts; does the file lack its header\?"
-    for options in ({}, {"prompt_column": "quest"}):
-        with pytest.raises(HamuError, match=message):
-            read_text(str(path), **options)
+    message = r"names that look like texts \(does the file lack its header\?\)"
     prompt, answer = header.split(",")
     texts = read_text(str(path), prompt_column=prompt, answer_column=answer)
-    with pytest.raises(HamuError, match=message):
-        matching(texts, "user=1")
+    for fails in (
+        lambda: read_text(str(path)),
+        lambda: read_text(str(path), prompt_column="quest"),
+        lambda: matching(texts, "user=1"),
+    ):
+        with pytest.raises(HamuError, match=message) as error:
+            fails()
+        assert "Ada" not in str(error.value)
 
 
 def test_texts_are_told_from_images(tmp_path):
@@ -210,24 +206,27 @@ def test_a_split_in_parts_is_read_in_order_and_whole(inner, tmp_path):
     assert len(read_text(str(tmp_path), "test")) == 1
 
 
-def test_only_the_answer_and_its_end_are_scored(texts, tokenizer):
+def test_only_the_answer_and_its_end_are_scored_and_padding_never(texts, tokenizer):
     data = encode(texts, tokenizer)
     scored = data[1]["labels"][data[1]["labels"] != -100].tolist()
     assert tokenizer.decode(scored) == f" In a house.{tokenizer.eos_token}"
     assert tokenizer.decode(data.prompt(1)) == "Question: Where, then?\nAnswer:"
     item = encode(texts, tokenizer, loss_on="all")[0]
     assert torch.equal(item["labels"][1:], item["input_ids"][1:]), "all but the first, on request"
+    batch = TextCollator(tokenizer.pad_token_id)([data[0], data[1]])
+    real = batch["attention_mask"].bool()
+    assert real.sum(1).tolist() == [len(data.tokens[0]), len(data.tokens[1])]
+    assert (batch["labels"][~real] == -100).all()
+    assert (batch["input_ids"][~real] == tokenizer.pad_token_id).all()
 
 
 def test_an_end_within_a_plain_answer_cuts_nothing_and_one_at_its_end_is_not_doubled(
     texts, tokenizer
 ):
     end = tokenizer.eos_token
-    given = [
-        replace(texts.records[0], answer=answer)
-        for answer in (f" In{end} a house.", f" In a house.{end}")
-    ]
-    found = encode(replace(texts, records=tuple(given), rows=torch.arange(2)), tokenizer)
+    answers = (f" In{end} a house.", f" In a house.{end}")
+    given = tuple(replace(texts.records[0], answer=answer) for answer in answers)
+    found = encode(replace(texts, records=given, rows=torch.arange(2)), tokenizer)
     answers = [tokenizer.decode(found.tokens[n][found.scored_from[n] :]) for n in range(2)]
     assert answers == [f" In{end} a house.{end}", f" In a house.{end}"]
 
@@ -245,8 +244,6 @@ def test_a_conversation_is_written_by_the_chat_template_and_ends_once(
     ends, tokenizer, tmp_path, monkeypatch
 ):
     texts = read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]))
-    with pytest.raises(HamuError, match="has no chat template"):
-        encode(texts, tokenizer)
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
         + (f"{tokenizer.eos_token}\n" if ends else "")
@@ -263,8 +260,9 @@ def test_a_conversation_is_written_by_the_chat_template_and_ends_once(
 @pytest.mark.parametrize(
     ("template", "message"),
     [
+        (None, "a conversation of .* does not fit the tokenizer's chat template: .*not set"),
         ("{{ 'a' + 1 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
-        ("{% if add_generation_prompt %}again{% endif %}", "template changes what comes before"),
+        ("{% if add_generation_prompt %}again{% endif %}", "changes what comes before the answer"),
     ],
 )
 def test_a_chat_template_that_does_not_serve_is_refused(
@@ -274,15 +272,6 @@ def test_a_chat_template_that_does_not_serve_is_refused(
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(HamuError, match=message):
         encode(texts, tokenizer)
-
-
-def test_padding_is_masked_and_never_scored(texts, tokenizer):
-    data = encode(texts, tokenizer)
-    batch = TextCollator(tokenizer.pad_token_id)([data[0], data[1]])
-    real = batch["attention_mask"].bool()
-    assert real.sum(1).tolist() == [len(data.tokens[0]), len(data.tokens[1])]
-    assert (batch["labels"][~real] == -100).all()
-    assert (batch["input_ids"][~real] == tokenizer.pad_token_id).all()
 
 
 @pytest.mark.parametrize(
@@ -317,24 +306,19 @@ def test_other_answers_are_a_record_each_and_of_a_conversation_the_last_message(
     assert record.messages == (DIALOGUE[0], {"role": "assistant", "content": "hum"})
 
 
-@pytest.mark.parametrize("cell", [None, "", {"Bob.": 1}, 3, ["Bob.", 2], ["Bob.", " "], []])
-def test_other_answers_are_texts(cell, tmp_path):
-    rows = [
-        {"question": "Who?", "answer": "Ada.", "other": "[sic] Bo."},
-        {"question": "Q", "answer": "A", "other": cell},
-    ]
-    texts = read_text(saved(tmp_path / "a.jsonl", rows))
-    assert texts.select([0]).answering("other").records[0].answer == " [sic] Bo."
+@pytest.mark.parametrize("cell", [None, "", {"Bob.": 1}, ["Bob.", 2], ["Bob.", " "], []])
+def test_other_answers_are_texts(cell, texts):
+    second = replace(texts.records[1], fields={"other": cell})
     with pytest.raises(HamuError, match=r"row 1 of .*a\.jsonl has no other; expected a text"):
-        texts.answering("other")
+        replace(texts, records=(second,), rows=torch.tensor([1])).answering("other")
 
 
 @pytest.mark.parametrize(("prefix", "space"), [(" A: ", ""), (" ", ""), ("", ""), ("-\n", " ")])
 def test_other_answers_begin_with_the_prefix_too(prefix, space, tmp_path):
-    row = {"question": "Who?", "answer": f"{space}Ada.", "perturbed_answer": ["Bob.", "Cy."]}
+    row = {"question": "Who?", "answer": f"{space}Ada.", "perturbed_answer": ["[sic] Bob.", "Cy."]}
     texts = read_text(saved(tmp_path / "a.jsonl", [row]), answer_prefix=prefix)
     answers = [record.answer for record in texts.answering("perturbed_answer").records]
-    assert answers == [f"{prefix}{space}Bob.", f"{prefix}{space}Cy."]
+    assert answers == [f"{prefix}{space}[sic] Bob.", f"{prefix}{space}Cy."]
 
 
 @pytest.mark.parametrize(
@@ -343,11 +327,8 @@ def test_other_answers_begin_with_the_prefix_too(prefix, space, tmp_path):
         ("question=Who?", [0]),
         ("question != Who?", [1]),
         ("answer~ho?use", [1]),
-        ("answer~[aA]", [0, 1]),
         ("gone=true", [0]),
         ("gone!=True", [1]),
-        ("gone~^fa", [1]),
-        ("by=null", [0]),
         ("by!=None", [1]),
     ],
 )

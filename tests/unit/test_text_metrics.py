@@ -3,13 +3,12 @@
 import copy
 import json
 import math
-import re
 import zlib
 
 import pytest
 import torch
-from nltk.stem.porter import PorterStemmer
 from scipy.stats import ks_2samp
+from sklearn.metrics import roc_auc_score
 
 from hamu.data import TextCollator, TextRecord, TextRecords, encode
 from hamu.errors import HamuError
@@ -25,28 +24,19 @@ from hamu.evaluation import (
     text_report,
     tofu_report,
 )
-from hamu.evaluation.membership import membership_scores, min_k_scores
-from hamu.evaluation.predictions import probabilities
-from hamu.evaluation.tofu import (
+from hamu.evaluation.answers import (
     model_utility,
     normalized_probabilities,
     truth_ratio_scores,
     truth_ratios,
 )
+from hamu.evaluation.membership import membership_scores, min_k_scores
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.tables import membership_line
-from hamu.unlearning.jobs.kinds import scored_texts
+from hamu.unlearning.jobs.tasks import scored_texts
 
-NAMES = [
-    "Ada",
-    "Bruno",
-    "Cecilia Ann",
-    "Dmitri",
-    "Edda of the long name",
-    "Farouk",
-    "Greta",
-    "Hugo",
-]
+NAMES = ["Ada", "Bruno", "Cecilia Ann", "Dmitri", "Edda of the long name"]
+NAMES += ["Farouk", "Greta", "Hugo"]
 TOWNS = ["Tessaly Bridge", "Port Asker", "Orla", "Calloway Reach by the sea", "Ness"]
 ATTACKS = ("loss", "zlib", "min_k", "min_k_plus_plus")
 CLOSE = {"rel": 1e-6, "abs": 1e-6}
@@ -164,26 +154,6 @@ def slow_answer(model, tokenizer, record, most):
     return tokenizer.decode(ids[start:], skip_special_tokens=True).strip()
 
 
-def slow_rouge(answer, reference):
-    """Longest common subsequence of stemmed words, by its recursive definition."""
-    stem = PorterStemmer().stem
-    a, b = (
-        [stem(w) if len(w) > 3 else w for w in re.findall("[a-z0-9]+", text.lower())]
-        for text in (answer, reference)
-    )
-    known = {}
-
-    def common(i, j):
-        if i == len(a) or j == len(b):
-            return 0
-        if (i, j) not in known:
-            skip = max(common(i + 1, j), common(i, j + 1))
-            known[i, j] = 1 + common(i + 1, j + 1) if a[i] == b[j] else skip
-        return known[i, j]
-
-    return common(0, 0) / len(b) if b else 0.0
-
-
 def slow_scores(model, tokenizer, record, k):
     log_p, normalized = slow_log_p(model, tokenizer, record), []
     for token, logits in token_logits(model, tokenizer, record):
@@ -194,19 +164,10 @@ def slow_scores(model, tokenizer, record, k):
     few = max(1, int(len(log_p) * k))
     return {
         "loss": mean(log_p),
-        "zlib": mean(log_p) / len(zlib.compress(record.answer.encode("utf-8"))),
+        "zlib": mean(log_p) / len(zlib.compress(record.answer.strip().encode())),
         "min_k": mean(sorted(log_p)[:few]),
         "min_k_plus_plus": mean(sorted(normalized)[:few]),
     }
-
-
-def slow_auc(members, nonmembers):
-    """The share of pairs in which the member scores higher, ties half."""
-    return mean([1.0 if m > s else 0.5 if m == s else 0.0 for m in members for s in nonmembers])
-
-
-def answers_of(records):
-    return [r.answer for r in records.records]
 
 
 def of_losses(losses, expected=-1.0, spread=1.0):
@@ -220,16 +181,6 @@ def of_losses(losses, expected=-1.0, spread=1.0):
 # likelihoods
 
 
-def test_truth_ratios_match_a_loop_whatever_the_order_of_the_wrong_answers(model, tokenizer):
-    right = predicted(model, tokenizer, FORGET.answering("paraphrased_answer"))
-    owner = torch.tensor([i for i, r in enumerate(FORGET.records) for _ in wrong_answers(r)])
-    shuffled = torch.randperm(len(owner), generator=torch.Generator().manual_seed(1))
-    perturbed = FORGET.answering("perturbed_answer").select(shuffled.tolist())
-    found = truth_ratios(right, predicted(model, tokenizer, perturbed), owner[shuffled])
-    slow = [slow_ratio(model, tokenizer, r) for r in FORGET.records]
-    assert found.tolist() == pytest.approx(slow, **CLOSE)
-
-
 def test_vanishing_and_enormous_likelihoods_give_no_nan():
     sure, hopeless = of_losses([[0.0], [0.0]]), of_losses([[2000.0], [2000.0]])
     owner = torch.tensor([0, 1])
@@ -240,24 +191,21 @@ def test_vanishing_and_enormous_likelihoods_give_no_nan():
     assert normalized_probabilities(hopeless, hopeless, owner).tolist() == [0.5, 0.5], "0 / 0"
 
 
-def test_truth_ratio_scores_and_model_utility_follow_their_definitions():
+def test_figures_of_records_follow_their_definitions():
     ratios = torch.tensor([0.0, 0.25, 1.0, 4.0, math.inf], dtype=torch.float64)
     assert truth_ratio_scores(ratios, True).tolist() == [0.0, 0.25, 1.0, 0.25, 0.0]
     assert truth_ratio_scores(ratios, False).tolist() == [1.0, 0.75, 0.0, 0.0, 0.0]
     values = [0.9, 0.5, 0.61, 0.03, 0.77, 1.0, 0.4, 0.2, 0.1]
     assert model_utility(values) == pytest.approx(9 / sum(1 / v for v in values), rel=1e-12)
     assert model_utility([*values[:8], 0.0]) == 0.0
-
-
-def test_forget_quality_is_the_ks_test_and_the_same_for_r_and_its_reciprocal():
-    g = torch.Generator().manual_seed(0)
-    ours = torch.rand(40, generator=g, dtype=torch.float64) + 0.1
-    reference = torch.rand(50, generator=g, dtype=torch.float64) + 0.3
-    found = forget_quality(ours, reference.tolist())
-    assert found == ks_2samp(ours.numpy(), reference.numpy()).pvalue
-    assert 0 < found < 0.2
-    assert forget_quality(1 / ours, 1 / reference) == pytest.approx(found, rel=1e-12)
-    assert forget_quality(ours, ours) == 1.0
+    ours, reference = ratios[:4] + 0.1, ratios[1:4] + 0.3
+    assert forget_quality(ours, reference.tolist()) == ks_2samp(ours, reference).pvalue
+    assert forget_quality(1 / ours, 1 / reference) == pytest.approx(forget_quality(ours, reference))
+    assert privleak(0.9, 0.6) == pytest.approx(0.5)
+    assert privleak(1 - 1.0, 1 - 0.6) == -1.0, "the published orientation: nothing is unlearned"
+    one = texts([TextRecord("Question: Who?\nAnswer:", " Ada.", {})])
+    assert scored_texts(one, "answer") == ["Ada."], "what zlib compresses"
+    assert scored_texts(one, "all") == ["Question: Who?\nAnswer: Ada."]
 
 
 # generation
@@ -291,64 +239,36 @@ def test_an_answer_ends_where_the_model_can_read_no_more(model, tokenizer, monke
         assert generate_answers(model, tokenizer, data, batch_size, 8) == slow
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "max_time": 1e-9},
-        {"do_sample": True, "num_return_sequences": 2, "suppress_tokens": list(range(100))},
-        {"num_beams": 3, "return_dict_in_generate": True, "forced_eos_token_id": 5},
-    ],
-)
-def test_the_models_own_generation_settings_do_not_matter(model, tokenizer, monkeypatch, own):
+def test_neither_a_models_own_settings_nor_unusual_special_tokens_change_an_answer(
+    model, tokenizer, monkeypatch
+):
     data = encode(FORGET, tokenizer)
     plain = generate_answers(model, tokenizer, data)
-    for name, value in own.items():
-        monkeypatch.setattr(model.generation_config, name, value)
-    settings = model.generation_config
-    assert generate_answers(model, tokenizer, data) == plain
-    assert model.generation_config is settings
-
-
-def test_unusual_padding_and_end_tokens_change_no_answer(model, tokenizer, monkeypatch):
-    records = texts([*FORGET.records, *FACTS.records])
-    plain = generate_answers(model, tokenizer, encode(records, tokenizer))
+    own = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "max_time": 1e-9, "num_beams": 3}
+    own |= {"do_sample": True, "num_return_sequences": 2, "suppress_tokens": list(range(100))}
+    with monkeypatch.context() as patch:
+        for name, value in own.items():
+            patch.setattr(model.generation_config, name, value)
+        assert generate_answers(model, tokenizer, data) == plain
     other = copy.deepcopy(tokenizer)
     other.add_special_tokens({"pad_token": "[PAD]"})
     assert other.pad_token_id >= len(model.get_input_embeddings().weight)
-    data = encode(records, other)
-    assert generate_answers(model, other, data) == plain
-    batch = TextCollator()([data[i] for i in range(len(data))])
-    assert torch.isfinite(model(**batch).loss)
+    assert generate_answers(model, other, encode(FORGET, other)) == plain
     other.eos_token = other.pad_token = None
     for config in (model.config, model.generation_config):
         monkeypatch.setattr(config, "eos_token_id", None)
         monkeypatch.setattr(config, "pad_token_id", None)
     slow = [slow_answer(model, other, record, 5) for record in FORGET.records]
     assert generate_answers(model, other, encode(FORGET, other), max_new_tokens=5) == slow
-
-
-def test_plain_text_has_nothing_to_answer(model, tokenizer):
-    data = encode(texts([FACTS.records[0], TextRecord("", "Only text.", {})], "a.jsonl"), tokenizer)
+    no_prompt = encode(texts([FACTS.records[0], TextRecord("", "Text.", {})], "a.jsonl"), tokenizer)
     with pytest.raises(HamuError, match=r"row 101 of a\.jsonl has no prompt"):
-        generate_answers(model, tokenizer, data)
+        generate_answers(model, tokenizer, no_prompt)
 
 
-def test_rouge_matches_the_definition_of_the_longest_common_subsequence():
-    pairs = [
-        ("She was born in Orla.", "She was born in Orla."),
-        ("In Orla she was born, running.", "  She runs; born in ORLA!  "),
-        ("no word of it", "Something else entirely"),
-        ("", "An answer."),
-        ("the cats sat and the dog ran", "the dog sat and the cats were running away"),
-        ("she had been living there", "She lived there"),
-    ]
-    found = rouge_l_recall(*zip(*pairs, strict=True)).tolist()
-    assert found == pytest.approx([slow_rouge(*p) for p in pairs], rel=1e-12)
-    assert (found[0], found[2], found[3], found[5]) == (1.0, 0.0, 0.0, 1.0), "words are stemmed"
-    assert 0 < found[4] < 1
-
-
-def test_rouge_reads_other_scripts_and_a_reference_without_a_word_is_met_by_itself_alone():
+def test_rouge_stems_words_reads_other_scripts_and_a_reference_without_a_word():
+    answers = ["In Orla she was born, running.", "no word of it", "", "she had been living there"]
+    references = ["  She runs; born in ORLA!  ", "Something else", "An answer.", "She lived there"]
+    assert rouge_l_recall(answers, references).tolist() == [0.4, 0, 0, 1]
     same = ["他出生在海边的一个小镇。", "Он родился в городе у моря в 1985 году."]
     assert rouge_l_recall(same, same).tolist() == [1, 1]
     found = rouge_l_recall(["在海边", "Он родился в 1985"], same).tolist()
@@ -363,46 +283,23 @@ def test_rouge_reads_other_scripts_and_a_reference_without_a_word_is_met_by_itse
 @pytest.mark.parametrize("k", [0.2, 0.01])
 def test_membership_scores_match_a_loop(model, tokenizer, k):
     predictions = predicted(model, tokenizer, FORGET)
-    found = membership_scores(predictions, answers_of(FORGET), k)
+    found = membership_scores(predictions, scored_texts(FORGET, "answer"), k)
     assert torch.equal(min_k_scores(predictions, k), found["min_k"])
     for place, record in enumerate(FORGET.records):
         slow = slow_scores(model, tokenizer, record, k)
         assert {name: s[place].item() for name, s in found.items()} == pytest.approx(slow, **CLOSE)
 
 
-def test_learned_records_look_like_members_and_swapping_the_sets_mirrors_the_figure(
-    model, tokenizer
-):
-    sets = [predicted(model, tokenizer, t) for t in (FORGET, HOLDOUT)]
-    found = text_membership(*sets, answers_of(FORGET), answers_of(HOLDOUT))
-    swapped = text_membership(*reversed(sets), answers_of(HOLDOUT), answers_of(FORGET))
-    assert min(found.values()) > 0.8
-    assert swapped == pytest.approx({name: 1 - auc for name, auc in found.items()})
-
-
-def test_a_spread_of_zero_gives_no_nan():
-    """It counts as a thousandth at least."""
-
-    def score(losses, spread):
-        one = of_losses([losses], expected=0.0, spread=spread)
-        return membership_scores(one, ["text"])["min_k_plus_plus"].item()
-
-    assert score([0.0, 0.0], 0.0) == 0.0
-    assert score([0.0, 3.0], 0.0) == pytest.approx(-3.0 / 0.001)
-    assert score([0.0, 3.0], 0.05) == pytest.approx(-3.0 / 0.05)
-
-
 class Plain(torch.nn.Module):
-    """A language model that names no output layer; the padding token's logits may be masked."""
+    """A language model that names no output layer, and never says the padding token."""
 
-    def __init__(self, inner, masked=None):
+    def __init__(self, inner, masked=-math.inf):
         super().__init__()
         self.inner, self.masked = inner, masked
 
     def forward(self, **inputs):
         logits = self.inner(**inputs).logits.clone()
-        if self.masked is not None:
-            logits[..., 1] = self.masked
+        logits[..., 1] = self.masked
         return logits
 
 
@@ -412,19 +309,14 @@ def assert_same(one, other):
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-5, atol=1e-5)
 
 
-def test_tokens_that_a_model_never_says_leave_all_figures_as_they_are(model, tokenizer):
-    data = encode(FORGET, tokenizer)
-    never, hardly = (
-        predict_tokens(Plain(model, m), data, 4, TextCollator()) for m in (-math.inf, -1e4)
-    )
-    assert_same(never, hardly)
-    assert text_membership(never, never, ["a"] * 5, ["a"] * 5) is not None
-
-
 def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, tokenizer, monkeypatch):
-    """Also of batches and chunks of a few tokens, and of logits that the model scales."""
+    """Also of batches and chunks of a few tokens, and of tokens that a model never says."""
     data = encode(texts([*FORGET.records, *HOLDOUT.records]), tokenizer)
-    whole = predict_tokens(Plain(model), data, 64, TextCollator())
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.lm_head.weight[1] = 0
+    whole, other = (predict_tokens(Plain(model, m), data, 64, TextCollator()) for m in (0, -1e4))
+    assert_same(predict_tokens(Plain(model), data, 4, TextCollator()), other)
     shapes, widths = [], []
     handles = [
         model.lm_head.register_forward_hook(lambda *given: shapes.append(given[-1].shape[:2])),
@@ -447,6 +339,9 @@ def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, token
 
 def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     """An infinite logit has no mean log p: Min-K%++ is lost, the attacks without moments stand."""
+    sure = of_losses([[0.0, 3.0]], expected=0.0, spread=0.0)  # counts as a thousandth at least
+    found = membership_scores(sure, ["text"])["min_k_plus_plus"].item()
+    assert found == pytest.approx(-3.0 / 0.001)
     some, broken = of_losses([[1.0]]), of_losses([[math.inf]])
     assert text_membership(broken, some, ["a"], ["a"]) is None
     members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
@@ -454,31 +349,10 @@ def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     assert found == {"loss": 0.75, "zlib": 0.75, "min_k": 0.75, "min_k_plus_plus": None}
     line = "loss 0.750, zlib 0.750, min k 0.750, min k plus plus not measured"
     assert membership_line({"membership_inference": found}).count(line) == 1
-
-
-def test_the_retain_models_auc_of_each_attack_stands_beside_ours():
     theirs = {"membership_inference": {"loss": 0.5125, "zlib": None}}
     report = {"membership_inference": {"loss": 0.75, "zlib": 0.7}, "retain_model": theirs}
     line = "membership inference: loss 0.750 [retain model 0.512], zlib 0.700 (0.5 is ideal)"
     assert membership_line(report) == line
-
-
-def test_privleak_is_relative_to_the_retain_models_auc():
-    assert privleak(0.9, 0.6) == pytest.approx(0.5)
-    assert privleak(0.6, 0.6) == 0.0
-    assert privleak(1 - 1.0, 1 - 0.6) == -1.0, "the published orientation: nothing is unlearned"
-
-
-def test_padding_changes_nothing(model, tokenizer):
-    long = saying(FORGET.records[0], "again and " * 40 + "again.")
-    plain = predicted(model, tokenizer, FORGET, batch_size=1)
-    one = membership_scores(plain, answers_of(FORGET))
-    records = texts([long, *FORGET.records])
-    other = predicted(model, tokenizer, records, batch_size=7)
-    torch.testing.assert_close(probabilities(other)[1:], probabilities(plain))
-    figures = membership_scores(other, answers_of(records))
-    for name in ATTACKS:
-        assert figures[name][1:].tolist() == pytest.approx(one[name].tolist(), **CLOSE)
 
 
 # reports
@@ -489,7 +363,7 @@ def test_the_report_matches_a_loop(model, tokenizer):
     sets = {"retain": RETAIN, "forget": FORGET}
     sets["test"] = texts([*HOLDOUT.records, *FORGET.records[:2]])
     predictions = {n: predicted(model, tokenizer, t, batch_size=16) for n, t in sets.items()}
-    spoken = {name: answers_of(t) for name, t in sets.items()}
+    spoken = {name: scored_texts(t, "answer") for name, t in sets.items()}
     report = text_report(predictions, texts=spoken)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     for name, records in sets.items():
@@ -501,7 +375,8 @@ def test_the_report_matches_a_loop(model, tokenizer):
         assert report[name]["probability"] == pytest.approx(mean(p), **CLOSE)
         assert (report[name]["records"], report[name]["tokens"]) == (len(records), len(rows))
     scores = [membership_scores(predictions[n], spoken[n]) for n in ("forget", "test")]
-    slow = {name: slow_auc(*(s[name].tolist() for s in scores)) for name in ATTACKS}
+    is_member = [1] * len(FORGET) + [0] * len(sets["test"])
+    slow = {n: roc_auc_score(is_member, torch.cat([s[n] for s in scores])) for n in ATTACKS}
     assert report["membership_inference"] == pytest.approx(slow)
     del predictions["test"]
     assert text_report(predictions, texts=spoken)["membership_inference"] is None
@@ -518,7 +393,7 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
         plain = [math.exp(-slow_nll(model, tokenizer, r)) for r in records]
         normalized = [slow_normalized(model, tokenizer, r) for r in records]
         answers = [slow_answer(model, tokenizer, r, 40) for r in records]
-        rouge = [slow_rouge(a, r.answer) for a, r in zip(answers, records, strict=True)]
+        rouge = rouge_l_recall(answers, [r.answer for r in records]).tolist()
         ratios = [slow_ratio(model, tokenizer, r) for r in records]
         score = [min(r, 1 / r) if name == "forget" else max(0.0, 1 - r) for r in ratios]
         p = normalized if name in ("real_authors", "world_facts") else plain
@@ -536,26 +411,21 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
     assert report["model_utility_probability"] == pytest.approx(nine[0], **CLOSE)
 
 
-def test_the_tofu_report_has_no_figure_that_it_cannot_know(model, tokenizer):
+def test_the_tofu_report_has_no_figure_that_it_cannot_know_and_generates_as_many_as_asked(
+    model, tokenizer
+):
     alone = tofu_report(model, tokenizer, TofuSets(forget=FORGET), generate=False)
     assert (alone["forget"]["rouge"], alone["forget"]["generated"]) == (None, 0)
     assert alone["model_utility"] is alone["model_utility_probability"] is None
     silent = tofu_report(model, tokenizer, TofuSets(FORGET, RETAIN, AUTHORS, FACTS), generate=False)
     assert silent["model_utility"] is None
     assert silent["model_utility_probability"] == silent["retain"]["probability"]
-    assert silent["forget"] == alone["forget"]
-
-
-def test_most_limits_the_generations_and_nothing_else(model, tokenizer):
-    whole, some = (
-        tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=m, max_new_tokens=20)["forget"]
-        for m in (None, 2)
-    )
+    some = tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=2, max_new_tokens=20)
     drawn = torch.randperm(5, generator=torch.Generator().manual_seed(42))[:2].tolist()
     records = FORGET.select(drawn).records
-    rouge = mean([slow_rouge(slow_answer(model, tokenizer, r, 20), r.answer) for r in records])
-    assert some == whole | {"generated": 2, "rouge": pytest.approx(rouge)}
-    assert whole["generated"] == 5
+    answers = [slow_answer(model, tokenizer, r, 20) for r in records]
+    rouge = mean(rouge_l_recall(answers, [r.answer for r in records]).tolist())
+    assert some["forget"] == alone["forget"] | {"generated": 2, "rouge": pytest.approx(rouge)}
 
 
 def test_the_tofu_report_names_records_that_lack_an_answer(model, tokenizer):
@@ -567,9 +437,3 @@ def test_the_tofu_report_names_records_that_lack_an_answer(model, tokenizer):
     ):
         with pytest.raises(HamuError, match=message):
             tofu_report(model, tokenizer, TofuSets(retain=records))
-
-
-def test_what_is_compressed_is_what_is_scored():
-    one = texts([TextRecord("Question: Who?\nAnswer:", " Ada.", {})])
-    assert scored_texts(one, "answer") == ["Ada."]
-    assert scored_texts(one, "all") == ["Question: Who?\nAnswer: Ada."]

@@ -6,32 +6,24 @@ from types import ModuleType
 from typing import Any
 
 from hamu.assess.assessment import Assessment, assess_model, check_settings, plain_answer
-from hamu.assess.curvature import (
-    Curvature,
-    Hessian,
-    SecondOrder,
-    conjugate_gradients,
-    lanczos,
-    second_order,
-)
-from hamu.assess.frontier import Frontier, Verdict, frontier, judge
-from hamu.assess.gradients import AssessedModel, Conflicts, gradient_alignment
+from hamu.assess.curvature import Curvature, SecondOrder, second_order
+from hamu.assess.gradients import Conflicts
 from hamu.assess.hardness import (
     REGIMES,
     BlockHardness,
+    Frontier,
     Hardness,
     Intervals,
     VariantIntervals,
-    bootstrap,
+    Verdict,
+    frontier,
     measure_hardness,
 )
 
-__all__ = ["Assessment", "assess_model", "check_settings", "plain_answer"]
-__all__ += ["Curvature", "Hessian", "SecondOrder", "conjugate_gradients", "lanczos", "second_order"]
-__all__ += ["Frontier", "Verdict", "frontier", "judge"]
-__all__ += ["AssessedModel", "Conflicts", "gradient_alignment"]
-__all__ += ["REGIMES", "BlockHardness", "Hardness", "Intervals", "VariantIntervals", "bootstrap"]
-__all__ += ["measure_hardness"]
+__all__ = ["REGIMES", "Assessment", "BlockHardness", "Conflicts", "Curvature", "Frontier"]
+__all__ += ["Hardness", "Intervals", "SecondOrder", "VariantIntervals", "Verdict"]
+__all__ += ["assess_model", "check_settings", "frontier", "measure_hardness", "plain_answer"]
+__all__ += ["second_order"]
 
 
 class _Room(ModuleType):

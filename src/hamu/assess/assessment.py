@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from hamu.assess import hardness as hard
 from hamu.assess.curvature import (
     LANCZOS,
     SOLVER,
@@ -18,18 +19,9 @@ from hamu.assess.curvature import (
     Hessian,
     HessianCost,
     SecondOrder,
+    at_least_float32,
     lanczos,
     second_order,
-)
-from hamu.assess.frontier import (
-    CAN_IMPROVE,
-    MUST_HURT,
-    NEXT_TO_NOTHING,
-    WILL_COST,
-    Frontier,
-    Verdict,
-    frontier,
-    judge,
 )
 from hamu.assess.gradients import (
     AssessedModel,
@@ -40,16 +32,6 @@ from hamu.assess.gradients import (
     kept_parts,
     parted_gradient,
 )
-from hamu.assess.hardness import (
-    REGIMES,
-    BlockHardness,
-    Hardness,
-    Intervals,
-    bootstrap,
-    clipped,
-    constraint_status,
-    variants_of,
-)
 from hamu.core.gram import SIDES, Blocks, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
@@ -57,62 +39,40 @@ from hamu.errors import HamuError
 
 ERROR_RATIO = 0.1  # the share of first order up to which second order is negligible
 _FORWARD = 1 / 3  # the cost of a forward pass, in forward and backward passes
-_EASY, _MODERATE = 2 / 3, 1 / 3  # shares of the feasible demand that are free
 _SURE = 0.9  # of the resamples
 
 
 @dataclass(frozen=True)
 class Assessment:
-    """The figures of an unlearning problem before the first step.
+    """The figures of an unlearning problem before the first step."""
 
-    Attributes:
-        method: the HAMU method and the constraint of the regime and the verdict.
-        records, measured_records: of each side, and those of them in the gradients.
-        gradient_norms: ‖g_r‖ and ‖g_f‖ before clipping.
-        clip: the clip factors of both.
-        step_length: ‖Δw‖ over η‖g_r‖, at most: clipping's factor for HAMU-Q, more for HAMU-U where
-            ‖g_f‖ is larger.
-        hamu_q, hamu_u: the hardness for each variant (κ1 and κ2, κ3 and κ4).
-        intervals: of κ, cosθ, the thresholds and the regime; None with too few records or too
-            little memory.
-        block_names: of each block.
-        block_hardness, frontiers: by variant.
-        learning_rate: of the run to come.
-        curvature: the retain loss's; None if not requested, or for too few records to pay for it.
-        curvature_samples: retain records of the curvature.
-        second_order: the second-order condition; None likewise.
-        conflicts: by side; empty if not requested.
-        verdict: the decision on whether to start.
-        epochs: the cost, in forward and backward passes over all records of both sides.
-    """
-
-    method: HamuQ | HamuU
-    records: dict[str, int]
-    measured_records: dict[str, int]
-    gradient_norms: tuple[float, float]
-    clip: tuple[float, float]
-    step_length: float
-    hamu_q: Hardness
-    hamu_u: Hardness
-    intervals: Intervals | None
+    method: HamuQ | HamuU  # with the constraint of the regime and the verdict
+    records: dict[str, int]  # of each side
+    measured_records: dict[str, int]  # those of them in the gradients
+    gradient_norms: tuple[float, float]  # ‖g_r‖ and ‖g_f‖ before clipping
+    clip: tuple[float, float]  # factors of both
+    step_length: float  # ‖Δw‖ over η‖g_r‖ at most: clipping, and ‖g_f‖/‖g_r‖ for HAMU-U
+    hamu_q: hard.Hardness  # with κ1 and κ2
+    hamu_u: hard.Hardness  # with κ3 and κ4
+    intervals: hard.Intervals | None  # None with too few records or too little memory
     block_names: list[str]
-    block_hardness: dict[str, BlockHardness]
-    frontiers: dict[str, Frontier]
-    learning_rate: float
-    curvature: Curvature | None
-    curvature_samples: int
-    second_order: SecondOrder | None
-    conflicts: dict[str, Conflicts]
-    verdict: Verdict
-    epochs: float
+    block_hardness: dict[str, hard.BlockHardness]  # by variant
+    frontiers: dict[str, hard.Frontier]  # by variant
+    learning_rate: float  # of the run to come
+    curvature: Curvature | None  # the retain loss's; None if not requested, or for too few records
+    curvature_samples: int  # retain records of the curvature
+    second_order: SecondOrder | None  # None likewise
+    conflicts: dict[str, Conflicts]  # by side; empty if not requested
+    verdict: hard.Verdict  # the decision on whether to start
+    epochs: float  # the cost, in forward and backward passes over all records of both sides
 
     @property
-    def hardness(self) -> Hardness:
+    def hardness(self) -> hard.Hardness:
         """For the method of the run."""
         return self.hamu_q if self.method.constrained == "forget" else self.hamu_u
 
     @property
-    def blocks(self) -> BlockHardness:
+    def blocks(self) -> hard.BlockHardness:
         """The hardness of each block for the method of the run."""
         return self.block_hardness[self.method.name]
 
@@ -122,7 +82,7 @@ class Assessment:
         if self.intervals is None:
             return None
         regimes = self.intervals.variants[self.method.name].regimes
-        return float(regimes[0, REGIMES.index(self.hardness.regime)])
+        return float(regimes[0, hard.REGIMES.index(self.hardness.regime)])
 
     @property
     def error_ratio(self) -> float | None:
@@ -141,7 +101,24 @@ class Assessment:
 
     def record(self) -> dict[str, Any]:
         """Everything but the records' own contents, as JSON holds it."""
-        spectrum = self.curvature
+        intervals, curvature = self.intervals, None
+        if self.curvature is not None:
+            rates = {"1": self.trusted_rate(0.01), "10": self.trusted_rate(0.1)}
+            curvature = {
+                "largest_eigenvalue": self.curvature.largest,
+                "smallest_eigenvalue": self.curvature.smallest,
+                "residual": self.curvature.residual,
+                "samples": self.curvature_samples,
+                "error_ratio": self.error_ratio,
+            }
+            for share, rate in rates.items():
+                curvature[f"learning_rate_of_{share}_percent"] = (
+                    rate if self.curvature.size else None
+                )
+        whole = None if intervals is None else intervals.row(0)
+        if whole is not None:
+            whole["regimes"] = whole[self.method.name]["regimes"]
+            whole |= {key: getattr(intervals, key) for key in ("level", "replicates", "parts")}
         return {
             "loss": CrossEntropy.name,
             "method": self.method.name,
@@ -153,62 +130,27 @@ class Assessment:
             "clip_factors": dict(zip(SIDES, self.clip, strict=True)),
             "hamu-q": asdict(self.hamu_q),
             "hamu-u": asdict(self.hamu_u),
-            "intervals": self._intervals_record(),
+            "intervals": whole,
             "frontiers": {name: _plain(vars(found)) for name, found in self.frontiers.items()},
             "learning_rate": self.learning_rate,
-            "curvature": spectrum
-            and {
-                "largest_eigenvalue": spectrum.largest,
-                "smallest_eigenvalue": spectrum.smallest,
-                "residual": spectrum.residual,
-                "samples": self.curvature_samples,
-                "error_ratio": self.error_ratio,
-                "learning_rate_of_1_percent": self.trusted_rate(0.01) if spectrum.size else None,
-                "learning_rate_of_10_percent": self.trusted_rate(0.1) if spectrum.size else None,
-            },
+            "curvature": curvature,
             "second_order": self.second_order and asdict(self.second_order),
             "conflicts": {
-                side: {
-                    "records": len(found.values),
-                    "top_tenth_share": found.top_share,
-                    "top": found.top(),
-                }
-                for side, found in self.conflicts.items()
+                side: {"records": len(of.values), "top_tenth_share": of.top_share, "top": of.top()}
+                for side, of in self.conflicts.items()
             },
             "blocks": [self._block_record(number) for number in range(len(self.block_names))],
             "epochs_of_passes": self.epochs,
         }
 
-    def _intervals_record(self) -> dict[str, Any] | None:
-        """The intervals of the whole model."""
-        if self.intervals is None:
-            return None
-        row = self.intervals.row(0)
-        counts = {key: getattr(self.intervals, key) for key in ("level", "replicates", "parts")}
-        return counts | row | {"regimes": row[self.method.name]["regimes"]}
-
     def _block_record(self, number: int) -> dict[str, Any]:
         """A block's hardness, with both variants' thresholds and regimes, and intervals if any."""
-        of_variants = {
-            name: {key: value[number].item() for key, value in vars(hardness).items()}
-            for name, hardness in self.block_hardness.items()
-        }
-        both = of_variants[self.method.name]
-        variants = {
-            name: {
-                "direct_threshold": of["direct_threshold"],
-                "stop_threshold": of["stop_threshold"],
-                "regime": REGIMES[of["regime"]],
-            }
-            for name, of in of_variants.items()
-        }
-        return {
-            "name": self.block_names[number],
-            "kappa": both["kappa"],
-            "cos": both["cos"],
-            "regime": REGIMES[both["regime"]],
-            "intervals": self.intervals and self.intervals.row(1 + number),
-        } | variants
+        found: dict[str, Any] = {"name": self.block_names[number]}
+        for name, hardness in self.block_hardness.items():
+            found[name] = {key: value[number].item() for key, value in vars(hardness).items()}
+            found[name]["regime"] = hard.REGIMES[found[name]["regime"]]
+        found |= {key: found[self.method.name][key] for key in ("kappa", "cos", "regime")}
+        return found | {"intervals": self.intervals and self.intervals.row(1 + number)}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,7 +235,7 @@ def assess_model(
     """
     numbers = (batch_size, most_batches, curvature_samples, bootstrap_memory)
     check_settings(learning_rate, max_grad_norm, *numbers)
-    method = _checked_method(method)
+    method = _checked(HamuQ(0.5, constraint_mode="relative") if method is None else method)
     report, done, total = progress or (lambda done, total: None), 0.0, 0.0
 
     def add(cost: float) -> None:
@@ -333,8 +275,7 @@ def assess_model(
     )
 
 
-def _checked_method(method: HamuQ | HamuU | None) -> HamuQ | HamuU:
-    method = HamuQ(0.5, constraint_mode="relative") if method is None else method
+def _checked(method: Any) -> HamuQ | HamuU:
     if not isinstance(method, HamuQ | HamuU):
         name = getattr(method, "name", method)
         raise HamuError(
@@ -343,11 +284,12 @@ def _checked_method(method: HamuQ | HamuU | None) -> HamuQ | HamuU:
     return method
 
 
-def _verdict(found: Mapping[str, Any], method: HamuQ | HamuU) -> Verdict:
-    scales, rate = (1 / found["clip"][0], 1 / found["clip"][1]), None
-    if found["curvature"] is not None:
-        rate = found["curvature"].trusted_rate(ERROR_RATIO) / found["step_length"]
-    return judge(found["frontiers"][method.name], method, scales, rate)
+def _verdict(found: Mapping[str, Any], method: HamuQ | HamuU) -> hard.Verdict:
+    rate, curvature = None, found["curvature"]
+    if curvature is not None:
+        rate = curvature.trusted_rate(ERROR_RATIO) / found["step_length"]
+    scales = (1 / found["clip"][0], 1 / found["clip"][1])
+    return hard.judge(found["frontiers"][method.name], method, scales, rate)
 
 
 def _first_order(
@@ -355,20 +297,20 @@ def _first_order(
 ) -> dict[str, Any]:
     """The figures of an `Assessment` that follow from the gradients."""
     raw = parted.gram()
-    gram, clip = clipped(raw, max_norm), raw.clip_factors(max_norm)
-    variants = variants_of(method)
-    statuses = {name: constraint_status(gram, variant) for name, variant in variants.items()}
+    gram, clip = hard.clipped(raw, max_norm), raw.clip_factors(max_norm)
+    variants = hard.variants_of(method)
+    statuses = {name: hard.constraint_status(gram, one) for name, one in variants.items()}
     retain_norm, forget_norm = raw.retain_sq.sum().sqrt(), raw.forget_sq.sum().sqrt()
-    radius = constraint_status(gram, method).radius
+    radius = hard.constraint_status(gram, method).radius
     return {
         "gradient_norms": (retain_norm.item(), forget_norm.item()),
         "clip": (clip[0].item(), clip[1].item()),
         "step_length": (radius.square().sum().sqrt() / retain_norm).item(),
-        "hamu_q": Hardness.at(statuses[HamuQ.name]),
-        "hamu_u": Hardness.at(statuses[HamuU.name]),
-        "intervals": bootstrap(parted, method, max_norm, seed=assessed.seed),
-        "block_hardness": {name: BlockHardness.at(status) for name, status in statuses.items()},
-        "frontiers": {name: frontier(gram, variant) for name, variant in variants.items()},
+        "hamu_q": hard.Hardness.at(statuses[HamuQ.name]),
+        "hamu_u": hard.Hardness.at(statuses[HamuU.name]),
+        "intervals": hard.bootstrap(parted, method, max_norm, seed=assessed.seed),
+        "block_hardness": {name: hard.BlockHardness.at(one) for name, one in statuses.items()},
+        "frontiers": {name: hard.frontier(gram, one) for name, one in variants.items()},
         "clipped_demand": statuses[HamuQ.name].clipped_demand.item(),
         "curvature": None,
         "second_order": None,
@@ -385,11 +327,10 @@ def _second_order(
     """The retain Hessian's spectrum on some records, and the second-order condition."""
     positions, parameters = assessed.positions("retain", cost.samples), assessed.parameters
     batches = list(assessed.batches("retain", positions, cost.size))
-    count = sum(int(count_predictions(batch["labels"])) for batch in batches)
+    count, done = sum(int(count_predictions(batch["labels"])) for batch in batches), 0
     hessian = Hessian(
         lambda batch: assessed.total(assessed.score(batch)) / count, batches, parameters
     )
-    done = 0
 
     def product(vector: Tensor) -> Tensor:
         nonlocal done
@@ -399,7 +340,8 @@ def _second_order(
         return found
 
     spectrum = lanczos(product, parameters, steps=LANCZOS, tolerance=1e-2, seed=assessed.seed)
-    g_r, g_f = (flat(gradients[side], parameters) for side in SIDES)
+    wide = at_least_float32(*parameters)
+    g_r, g_f = (flat(gradients[side], parameters).to(wide) for side in SIDES)
     condition = second_order(product, g_r, g_f, spectrum, demand)
     return {"curvature": spectrum, "second_order": condition}
 
@@ -443,29 +385,4 @@ def plain_answer(found: Assessment) -> str:
         notes.append(
             f"at learning rate {found.learning_rate:g} second order may be {ratio:.0%} of it"
         )
-    return f"{_answer(found)} ({'; '.join(notes)})."
-
-
-def _answer(found: Assessment) -> str:
-    verdict, curve = found.verdict, found.frontiers[found.method.name]
-    share = curve.free_share
-    if curve.feasible_limit <= 0:
-        return "Do not start: the gradients allow no change of the loss that the demand is made of"
-    if share < NEXT_TO_NOTHING:
-        if verdict.code == CAN_IMPROVE:
-            return (
-                "It will be very hard: this demand costs nothing, but it forgets next to nothing; "
-                "start only if little is enough"
-            )
-        only = f"only {share:.1%} of what the gradients allow is" if share else "no demand is"
-        return f"It will be very hard, do not start: {only} free, and more than that hurts"
-    how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
-    smaller = f"--constraint_mode relative --constraint {verdict.constraint:g}, which is free"
-    return {
-        CAN_IMPROVE: f"It will be {how}, start: a step can raise the forget loss without raising "
-        f"the retain loss",
-        WILL_COST: f"It will be {how}, and this demand has a price: it {verdict.headline}; accept "
-        f"that, or start with {smaller}",
-        MUST_HURT: f"Do not start with this demand, which no step can meet: it will be {how} with "
-        f"{smaller}",
-    }[verdict.code]
+    return f"{found.verdict.answer} ({'; '.join(notes)})."

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,14 +35,16 @@ Product = Callable[[Tensor], Tensor]  # H·v of a flat vector, [P]
 
 @dataclass(frozen=True)
 class Curvature:
-    """The largest and smallest eigenvalue of a Hessian, by Lanczos (inside the true range).
-
-    `residual` is ‖Hv - λv‖ of the largest: the true spectrum has an eigenvalue that near.
-    """
+    """The largest and smallest eigenvalue of a Hessian, by Lanczos (inside the true range)."""
 
     largest: float
     smallest: float
-    residual: float
+    residual: float  # ‖Hv - λv‖ of the largest: the true spectrum has an eigenvalue that near
+
+    @property
+    def size(self) -> float:
+        """|λ|_max: λ_max, unless the Hessian bends down more than up."""
+        return max(abs(self.largest), abs(self.smallest))
 
     def error_ratio(self, learning_rate: float) -> float:
         """½η|λ|_max bounds second order over first order of a gradient step (App. B.1)."""
@@ -50,11 +53,6 @@ class Curvature:
     def trusted_rate(self, error_ratio: float) -> float:
         """The learning rate at which `error_ratio` has this value; infinite without curvature."""
         return 2.0 * error_ratio / self.size if self.size > 0 else math.inf
-
-    @property
-    def size(self) -> float:
-        """|λ|_max: λ_max, unless the Hessian bends down more than up."""
-        return max(abs(self.largest), abs(self.smallest))
 
 
 class Hessian:
@@ -75,29 +73,37 @@ class Hessian:
         self._kept: Sequence[Tensor] | None = None
 
     def product(self, vector: Tensor) -> Tensor:
-        """H·v of a flat vector, [P]."""
+        """H·v of a flat vector, [P], in float32 at least; each batch's in the model's precision."""
         parts = torch.split(vector, [p.numel() for p in self.parameters])
         vectors = [v.view_as(p).to(p.dtype) for v, p in zip(parts, self.parameters, strict=True)]
-        total = [torch.zeros_like(p) for p in self.parameters]
-        keep = len(self._batches) == 1
+        total = [torch.zeros_like(p, dtype=at_least_float32(p)) for p in self.parameters]
+        is_single = len(self._batches) == 1
         for batch in self._batches:
-            grads = self._gradients(batch) if self._kept is None else self._kept
-            self._kept = grads if keep else None
+            grads = self._kept or self._gradients(batch)
+            self._kept = grads if is_single else None
             inner = torch.stack([(g * v).sum() for g, v in zip(grads, vectors, strict=True)]).sum()
             if inner.requires_grad:  # a linear loss has no second derivative
                 found = torch.autograd.grad(
-                    inner, self.parameters, retain_graph=keep, materialize_grads=True
+                    inner, self.parameters, retain_graph=is_single, materialize_grads=True
                 )
-                torch._foreach_add_(total, [part.detach() for part in found])
+                wide = [g.detach().to(t.dtype) for g, t in zip(found, total, strict=True)]
+                torch._foreach_add_(total, wide)
         return flat(total, self.parameters)
 
     def _gradients(self, batch: Any) -> Sequence[Tensor]:
         """Of a batch's loss, with the graph that a second backward pass needs."""
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            loss = self._loss_of_batch(batch)
             return torch.autograd.grad(
-                loss, self.parameters, create_graph=True, materialize_grads=True
+                self._loss_of_batch(batch),
+                self.parameters,
+                create_graph=True,
+                materialize_grads=True,
             )
+
+
+def at_least_float32(*tensors: Tensor) -> torch.dtype:
+    """The widest of their types and float32: vectors of other precision lose their angles."""
+    return reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
 
 
 def lanczos(
@@ -110,30 +116,22 @@ def lanczos(
 ) -> Curvature:
     """The ends of a Hessian's spectrum by Lanczos' iteration with full orthogonalization.
 
-    Args:
-        product: H·v, see `Hessian.product`.
-        parameters: the arguments of H.
-        steps: products at most; keeps each direction, as large as the parameters.
-        tolerance: enough once the residual of the largest eigenvalue is this share of it.
-        seed: seed of the first direction.
-
-    Raises:
-        HamuError: if a product is not finite.
+    Ends once the residual of the largest eigenvalue is the tolerance's share of it; keeps a
+    direction for each step, as large as the parameters.
     """
     from scipy.linalg import eigh_tridiagonal
 
     generator = torch.Generator().manual_seed(seed)
     size = sum(p.numel() for p in parameters)
-    first = parameters[0]
     direction = torch.randn(size, generator=generator, dtype=torch.float64)
-    direction = direction.to(first.device, first.dtype)
+    direction = direction.to(parameters[0].device, at_least_float32(*parameters))
     direction /= direction.norm()
     basis: list[Tensor] = []
     diagonal: list[float] = []
     off_diagonal: list[float] = []
     for _ in range(min(steps, size)):
         basis.append(direction)
-        hv = product(direction).to(first.dtype)
+        hv = product(direction).to(direction.dtype)
         diagonal.append(hv.dot(direction).item())
         if not torch.isfinite(hv).all():
             raise HamuError(
@@ -146,8 +144,7 @@ def lanczos(
         beta = hv.norm().item()
         values, vectors = eigh_tridiagonal(diagonal, off_diagonal)
         residual = abs(beta * float(vectors[-1, -1]))
-        settled = residual <= tolerance * abs(values[-1])
-        if settled or beta <= 1e-12 * abs(values).max():
+        if residual <= tolerance * abs(values[-1]) or beta <= 1e-12 * abs(values).max():
             break
         off_diagonal.append(beta)
         direction = hv / beta
@@ -156,33 +153,19 @@ def lanczos(
 
 @dataclass(frozen=True)
 class SecondOrder:
-    """The second-order condition for one demand.
+    """The second-order condition for one demand, of gradients as they are, not clipped."""
 
-    Attributes:
-        demand: Q, in loss.
-        kappa: κ = g_r·g_f of the gradients as they are, not clipped.
-        spherical_threshold: ‖g_r‖‖g_f‖ - λQ with λ the largest eigenvalue (Ineq. for H = λI).
-        spherical_unavoidable: κ lies above it.
-        positive_definite: of H, by Lanczos' eigenvalues and the solver's directions.
-        damping: δ, 0 where H is positive definite by a margin.
-        unavoidable: Q + C > √(AB) (and Q + C > 0), for H + δI; None if undecided.
-        least_retain_change: F, in loss; None likewise.
-        undecided: the reason in words; empty if decided.
-        bound_threshold: the κ above which it is unavoidable by Lemma B.1, from the spectrum's ends.
-        residual: the larger ‖(H+δI)x - g‖/‖g‖ of the two solutions.
-    """
-
-    demand: float
-    kappa: float
-    spherical_threshold: float
-    spherical_unavoidable: bool
-    positive_definite: bool
-    damping: float
-    unavoidable: bool | None
-    least_retain_change: float | None
-    undecided: str
-    bound_threshold: float
-    residual: float
+    demand: float  # Q, in loss
+    kappa: float  # g_r·g_f
+    spherical_threshold: float  # ‖g_r‖‖g_f‖ - λQ, λ the largest eigenvalue (Ineq. for H = λI)
+    spherical_unavoidable: bool  # κ lies above it
+    positive_definite: bool  # H, by Lanczos' eigenvalues and the solver's directions
+    damping: float  # δ, 0 where H is positive definite by a margin
+    unavoidable: bool | None  # Q + C > √(AB) (and Q + C > 0), for H + δI; None if undecided
+    least_retain_change: float | None  # F, in loss; None likewise
+    undecided: str  # the reason in words; empty if decided
+    bound_threshold: float  # κ above which Lemma B.1 says unavoidable, by the spectrum's ends
+    residual: float  # the larger ‖(H+δI)x - g‖/‖g‖ of the two solutions
 
 
 def second_order(
@@ -208,47 +191,40 @@ def second_order(
         demand: Q, in loss.
         steps: products with H at most for each of the two solutions.
     """
-    kappa = retain.dot(forget).item()
-    norms = (retain.norm() * forget.norm()).item()
-    spherical = norms - spectrum.largest * demand
-    margin = 1e-3 * spectrum.largest
-    damped_by = max(-2.0 * spectrum.smallest, 0.0) + 10 * margin
-    damping = 0.0 if spectrum.smallest > margin else damped_by
+    kappa, norms = retain.dot(forget).item(), (retain.norm() * forget.norm()).item()
+    margin, smallest = 1e-3 * spectrum.largest, spectrum.smallest
+    damping = 0.0 if smallest > margin else max(-2.0 * smallest, 0.0) + 10 * margin
 
     def damped(v: Tensor) -> Tensor:
         return product(v) + damping * v
 
-    of_forget, of_retain = (conjugate_gradients(damped, g, steps=steps) for g in (forget, retain))
-    residual = max(of_forget.relative_residual, of_retain.relative_residual)
+    x_f, x_r = (conjugate_gradients(damped, g, steps=steps) for g in (forget, retain))
+    residual = max(x_f.relative_residual, x_r.relative_residual)
     # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
-    small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, spectrum.smallest))
-    unavoidable: bool | None = None
-    least: float | None = None
-    negative, undecided = of_forget.negative or of_retain.negative, ""
-    if negative:
+    small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, smallest))
+    unavoidable, least, undecided = None, None, ""
+    if x_f.negative or x_r.negative:
         undecided = "there is a direction of negative curvature"
     else:
-        a, b = forget.dot(of_forget.x).item(), retain.dot(of_retain.x).item()
+        a, b = forget.dot(x_f.x).item(), retain.dot(x_r.x).item()
         # off by r_r'(H+δI)⁻¹r_f, as a by r_f'…r_f
-        c = (retain.dot(of_forget.x) + of_retain.x.dot(of_forget.residual)).item()
-        missing_a, missing_b = (
-            found.residual.dot(found.residual).item() * large for found in (of_forget, of_retain)
-        )
+        c = demand + (retain.dot(x_f.x) + x_r.x.dot(x_f.residual)).item()
+        missing_a, missing_b = (x.residual.dot(x.residual).item() * large for x in (x_f, x_r))
         missing_c = math.sqrt(missing_a * missing_b)
-        above = demand + c - missing_c > math.sqrt((a + missing_a) * (b + missing_b))
-        below = demand + c + missing_c <= math.sqrt(max(a * b, 0.0))
+        above = c - missing_c > math.sqrt((a + missing_a) * (b + missing_b))
+        below = c + missing_c <= math.sqrt(max(a * b, 0.0))
         if residual <= _SETTLED and (above or below):
-            unavoidable = above
             # where it does not bind, the best step for the retain loss alone forgets enough
-            least = 0.5 * ((demand + c) ** 2 / a - b) if demand + c > 0 else -0.5 * b
+            unavoidable, least = above, 0.5 * (c**2 / a - b) if c > 0 else -0.5 * b
         else:
             undecided = f"the solver left a residual of {residual:.2g} after {steps} products"
+    spherical = norms - spectrum.largest * demand
     return SecondOrder(
         demand=demand,
         kappa=kappa,
         spherical_threshold=spherical,
         spherical_unavoidable=kappa > spherical,
-        positive_definite=spectrum.smallest > 0 and not negative,
+        positive_definite=smallest > 0 and not (x_f.negative or x_r.negative),
         damping=damping,
         unavoidable=unavoidable,
         least_retain_change=least,
@@ -258,8 +234,7 @@ def second_order(
     )
 
 
-@dataclass(frozen=True)
-class Solution:
+class Solution(NamedTuple):
     """Approximate solution x of A·x = g, with g - Ax; `negative` if some pᵀAp ≤ 0."""
 
     x: Tensor
@@ -295,8 +270,7 @@ def conjugate_gradients(
     return Solution(x, residual, relative, negative)
 
 
-@dataclass(frozen=True)
-class HessianCost:
+class HessianCost(NamedTuple):
     """Cost of products with a Hessian of `samples` records, in records of a pass both ways."""
 
     samples: int

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +38,11 @@ def flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
 
 def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
     """The norm of all entries in float64, read from the device once; 0 of nothing."""
-    if math.isfinite(order):  # float64 sums a piece at a time
-        tensors = [piece for t in tensors for piece in torch.split(t.reshape(-1), WIDENED)]
-    tensors = [t for t in tensors if t.numel()]
-    if not tensors:
+    # float64 copies a piece at a time
+    pieces = [p for t in tensors if t.numel() for p in torch.split(t.reshape(-1), WIDENED)]
+    if not pieces:
         return 0.0
-    norms = torch._foreach_norm(tensors, order, dtype=torch.float64)
+    norms = torch._foreach_norm(pieces, order, dtype=torch.float64)
     together = torch.stack([n.to(norms[0].device) for n in norms])
     return float(torch.linalg.vector_norm(together, order).item())
 
@@ -50,17 +50,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
 class AssessedModel:
     """A model with the data to assess it on. Losses are cross-entropies, in evaluation mode.
 
-    Args:
-        model: the model before unlearning.
-        retain, forget: the data sets.
-        collate: makes a batch from records.
-        batch_size: records per pass.
-        blocks: see `PairedGradients`.
-        seed: seed of every draw.
-        advance: receives the cost of each pass, in records of a forward and backward pass.
-
-    Raises:
-        HamuError: if a set is empty or nothing is trainable.
+    `advance` receives the cost of each pass, in records of a forward and backward pass.
     """
 
     def __init__(
@@ -110,9 +100,7 @@ class AssessedModel:
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Evaluation mode without TF32; restores mode, gradients and the CPU's random state."""
-        grads = [(p, p.grad) for p in self.model.parameters()]
-        for parameter, _ in grads:
-            parameter.grad = None
+        grads = [(p, p.grad) for p in self.parameters]
         try:
             with evaluating(self.model), without_tf32():
                 yield
@@ -120,13 +108,28 @@ class AssessedModel:
             for parameter, grad in grads:
                 parameter.grad = grad
 
+    def gradient(self, side: str, positions: Tensor) -> tuple[list[Tensor | None], int]:
+        """The gradient of the summed loss of some records, at least float32, and their scores."""
+        sums: list[Tensor | None] = [None] * len(self.parameters)
+        batches, count = math.ceil(len(positions) / self.batch_size), 0
+        even = math.ceil(len(positions) / batches)  # no batch is much smaller than the others
+        for batch in self.batches(side, positions, even):
+            scored = self.score(batch)
+            grads = torch.autograd.grad(self.total(scored), self.parameters, allow_unused=True)
+            for place, grad in enumerate(grads):
+                if grad is not None:  # half precision would lose small ones
+                    known = sums[place]
+                    wide = grad.to(combine_dtype(grad))
+                    sums[place] = wide if known is None else known.add_(wide)
+            count += len(scored.labels)
+            self.advance(float(scored.records))
+        return sums, count
 
-@dataclass(frozen=True)
-class PartedGradient:
+
+class PartedGradient(NamedTuple):
     """The gradient of a side's mean loss as the sum of m parts, each of some random batches.
 
-    `shares` are the parts' shares of the predictions, [m] float64. Parts of half precision
-    parameters are float32.
+    `shares` are the parts' shares of the predictions, [m] float64.
     """
 
     parts: list[list[Tensor | None]]
@@ -134,12 +137,8 @@ class PartedGradient:
 
     def total(self) -> list[Tensor | None]:
         """The mean gradient."""
-        summed: list[Tensor | None] = []
-        for grads in zip(*self.parts, strict=True):
-            present = [g for g in grads if g is not None]
-            several = len(present) > 1
-            summed.append(torch.stack(present).sum(0) if several else next(iter(present), None))
-        return summed
+        present = ([g for g in grads if g is not None] for grads in zip(*self.parts, strict=True))
+        return [reduce(torch.add, grads) if grads else None for grads in present]
 
 
 def parted_gradient(
@@ -147,49 +146,23 @@ def parted_gradient(
 ) -> PartedGradient:
     """One forward and backward pass over a side, or over `most` random records of it."""
     positions = assessed.positions(side, most)
-    parameters = assessed.parameters
-    kept: list[list[Tensor | None]] = []
-    counts: list[int] = []
-    for chunk in positions.tensor_split(min(parts, len(positions))):
-        count = 0
-        sums: list[Tensor | None] = [None] * len(parameters)
-        batches = math.ceil(len(chunk) / assessed.batch_size)
-        even = math.ceil(len(chunk) / batches)  # no batch is much smaller than the others
-        for batch in assessed.batches(side, chunk, even):
-            scored = assessed.score(batch)
-            torch.autograd.backward(assessed.total(scored))
-            sums = [_added(one, p) for one, p in zip(sums, parameters, strict=True)]
-            count += len(scored.labels)
-            assessed.advance(float(scored.records))
-        pairs = zip(sums, parameters, strict=True)
-        kept.append([p.grad if one is None else one for one, p in pairs])
-        counts.append(count)
-        for parameter in parameters:
-            parameter.grad = None
-    total = float(sum(counts))
-    if not total:
+    chunks = positions.tensor_split(min(parts, len(positions)))
+    kept, counts = zip(*(assessed.gradient(side, chunk) for chunk in chunks), strict=True)
+    if not sum(counts):
         raise HamuError(f"the {side} set has nothing that is scored; give records with an answer")
     present = [g for grads in kept for g in grads if g is not None]
-    torch._foreach_div_(present, total)
+    torch._foreach_div_(present, float(sum(counts)))
     extent = norm(present, math.inf)
     if not math.isfinite(extent):
         raise HamuError(
             f"the gradient of the {side} loss is not finite; look for broken records or weights"
         )
-    if not extent > 0:
+    if not extent:
         raise HamuError(
             f"the gradient of the {side} loss is zero: it reaches no trainable parameter, "
             f"or the loss is stationary"
         )
-    return PartedGradient(kept, torch.tensor(counts, dtype=torch.float64) / total)
-
-
-def _added(total: Tensor | None, parameter: Tensor) -> Tensor | None:
-    """The float32 sum of half precision gradients, which would lose small ones; else None."""
-    if parameter.grad is None or parameter.dtype not in (torch.bfloat16, torch.float16):
-        return total
-    one, parameter.grad = parameter.grad, None
-    return one.float() if total is None else total.add_(one)
+    return PartedGradient(list(kept), torch.tensor(counts, dtype=torch.float64) / sum(counts))
 
 
 def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) -> dict[str, int]:
@@ -205,8 +178,7 @@ def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) 
     return {s: min(most, max(FEWEST_PARTS, math.ceil(n / full))) for s, n in used.items()}
 
 
-@dataclass(frozen=True)
-class PartedGram:
+class PartedGram(NamedTuple):
     """Dot products of all parts of both sides per block: the Gram of any reweighting of the parts.
 
     `products` are [L, m_r + m_f, m_r + m_f], float64.
@@ -235,41 +207,26 @@ class PartedGram:
         eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         return cls(products.cpu(), retain.shares, forget.shares, eps)
 
-    def gram(
-        self, retain_counts: Tensor | None = None, forget_counts: Tensor | None = None
-    ) -> PairGram:
+    def gram(self, *counts: Tensor) -> PairGram:
         """The Gram of the mean gradients with each part this often ([m_r], [m_f]); default once."""
-        r = _weights(self.retain_shares, retain_counts)
-        f = _weights(self.forget_shares, forget_counts)
-        first, last = slice(len(r)), slice(len(r), None)
-
-        def product(x: Tensor, rows: slice, columns: slice, y: Tensor) -> Tensor:
-            return torch.einsum("i,lij,j->l", x, self.products[:, rows, columns], y)
-
-        retain, forget = product(r, first, first, r), product(f, last, last, f)
-        dot = product(r, first, last, f)
-        return PairGram(retain.clamp(min=0), forget.clamp(min=0), dot, self.eps)
-
-
-def _weights(shares: Tensor, counts: Tensor | None) -> Tensor:
-    if counts is None:
-        return torch.ones_like(shares)
-    counts = counts.to(shares)
-    return counts / (counts * shares).sum()
+        shares = (self.retain_shares, self.forget_shares)
+        r, f = (
+            n.to(share) / (n * share).sum()
+            for n, share in zip(counts or map(torch.ones_like, shares), shares, strict=True)
+        )
+        m = len(r)
+        of_r = torch.einsum("i,lij->lj", r, self.products[:, :m])
+        of_f = torch.einsum("i,lij->lj", f, self.products[:, m:, m:])
+        retain, forget = (of_r[:, :m] @ r).clamp(min=0), (of_f @ f).clamp(min=0)
+        return PairGram(retain, forget, of_r[:, m:] @ f, self.eps)
 
 
 @dataclass(frozen=True)
 class Conflicts:
-    """The records of one side by how their loss changes along the other side's gradient.
+    """The records of one side by how their loss changes along the other side's gradient."""
 
-    Attributes:
-        values: ∇L(z)·g of each record, unclipped, [N]; their mean is κ.
-        rows: the record of each: its row in the source if the data set has `rows`, else its
-            position in the set.
-    """
-
-    values: Tensor
-    rows: Tensor
+    values: Tensor  # ∇L(z)·g of each record, unclipped, [N]; their mean is κ
+    rows: Tensor  # of each, in the source if the data set has `rows`, else in the set
 
     @property
     def top_share(self) -> float:
@@ -294,14 +251,9 @@ def gradient_alignment(
 ) -> Tensor:
     """∇L(z)·g of every record z, by two forward passes with the weights moved ±ε along g.
 
-    With g the retain gradient and z the forget records, the mean over records is κ (unclipped):
-    forgetting the records at the top raises the retain loss most. Restores the weights bit for bit.
-
-    Args:
-        losses: computes each record's loss at the current weights, [N] float64, in evaluation mode.
-        parameters: the weights to move.
-        gradient: g, finite and not zero, a tensor (or None for zero) like each of them.
-        precision: machine epsilon of the forward passes; by default that of the parameters.
+    With g the retain gradient and z the forget records, the mean over records is κ (unclipped).
+    `losses` computes [N] float64 at the current weights; the weights come back bit for bit.
+    `precision` is the machine epsilon of the passes, by default that of the parameters.
     """
     pairs = [(p, g) for p, g in zip(parameters, gradient, strict=True) if g is not None]
     # The third root of the machine's precision would balance the rounding of the losses against a

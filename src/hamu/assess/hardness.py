@@ -1,12 +1,13 @@
-"""The hardness of an unlearning problem, from the mean gradients of both sides, with intervals."""
+"""The hardness of an unlearning problem with intervals, the price of each demand, the verdict."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -17,30 +18,20 @@ from hamu.core.methods import HamuQ, HamuU
 from hamu.core.methods.base import ConstraintStatus, regime_at
 
 REGIMES = ("direct", "rectified", "unavoidable")
+_EASY, _MODERATE = 2 / 3, 1 / 3  # shares of the feasible demand that are free
 _AT_ONCE = 1 << 20  # numbers of the Grams' intermediate sums that are held at a time
 
 
 @dataclass(frozen=True)
 class Hardness:
-    """Hardness of reconciling both objectives, at the model as it is (paper, Sec. 4).
+    """Hardness of reconciling both objectives, at the model as it is (paper, Sec. 4)."""
 
-    Attributes:
-        kappa: κ = g_r·g_f of the clipped gradients; the larger, the harder.
-        cos: cosθ between them.
-        direct_threshold: κ1 (κ3 for HAMU-U); at or below it the objective's own gradient meets the
-            constraint.
-        stop_threshold: κ2 (κ4); above it every step that meets the constraint must hurt the other
-            side.
-        regime: "direct", "rectified" or "unavoidable" (Fig. 1).
-        max_demand: the largest constraint that the gradients allow.
-    """
-
-    kappa: float
+    kappa: float  # g_r·g_f of the clipped gradients; the larger, the harder
     cos: float
-    direct_threshold: float
-    stop_threshold: float
-    regime: str
-    max_demand: float
+    direct_threshold: float  # κ1 (κ3 for HAMU-U); up to it the objective's own gradient is enough
+    stop_threshold: float  # κ2 (κ4); above it a step that meets the constraint must hurt
+    regime: str  # "direct", "rectified" or "unavoidable" (Fig. 1)
+    max_demand: float  # the largest constraint that the gradients allow
 
     @classmethod
     def at(cls, status: ConstraintStatus) -> Hardness:
@@ -121,24 +112,18 @@ def measure_hardness(
     assessed = AssessedModel(model, retain, forget, collate, batch_size)
     with assessed.untouched():
         sides = [parted_gradient(assessed, side, parts=1) for side in ("retain", "forget")]
-        with torch.no_grad():
-            gram = clipped(PartedGram.of(assessed, *sides).gram(), max_grad_norm=1.0)
+        gram = clipped(PartedGram.of(assessed, *sides).gram(), max_grad_norm=1.0)
     method = HamuQ(0.5, constraint_mode="relative", stopping="off")
     return Hardness.at(constraint_status(gram, method))
 
 
 @dataclass(frozen=True)
 class VariantIntervals:
-    """Intervals of HAMU-Q or HAMU-U, low and high end; row 0 is the whole model, then each block.
+    """Low and high ends for HAMU-Q or HAMU-U; row 0 is the whole model, then each block."""
 
-    Attributes:
-        direct_threshold, stop_threshold: of κ1 and κ2 (κ3 and κ4 for HAMU-U), [1 + L, 2].
-        regimes: share of the replicates in each of `REGIMES`, [1 + L, 3].
-    """
-
-    direct_threshold: Tensor
-    stop_threshold: Tensor
-    regimes: Tensor
+    direct_threshold: Tensor  # [1 + L, 2]
+    stop_threshold: Tensor  # [1 + L, 2]
+    regimes: Tensor  # share of the replicates in each of `REGIMES`, [1 + L, 3]
 
 
 @dataclass(frozen=True)
@@ -150,35 +135,24 @@ class Intervals:
     cosine towards 0. The replicates spread by √(m/(m-1)) about it, as the parts are
     that much nearer to their mean than to the truth. Regimes compare a replicate's κ, so moved,
     with the thresholds of the estimate.
-
-    Attributes:
-        level: the share of replicates that lie inside.
-        replicates: their number.
-        parts: m, of the side that has fewer.
-        kappa, cos: low and high end of the whole model (row 0) and of each block, [1 + L, 2].
-        variants: by the name of the variant.
     """
 
-    level: float
+    level: float  # the share of replicates that lie inside
     replicates: int
-    parts: int
-    kappa: Tensor
+    parts: int  # m, of the side that has fewer
+    kappa: Tensor  # low and high end of the whole model (row 0) and of each block, [1 + L, 2]
     cos: Tensor
     variants: dict[str, VariantIntervals]
 
     def row(self, number: int) -> dict[str, Any]:
         """The intervals of the whole model (0) or of a block (from 1), as JSON holds them."""
-        found: dict[str, Any] = {"kappa": self.kappa, "cos": self.cos}
-        found |= {name: dict(vars(of)) for name, of in self.variants.items()}
-        rows = _at(found, number)
-        for name in self.variants:
-            rows[name]["regimes"] = dict(zip(REGIMES, rows[name]["regimes"], strict=True))
-        return rows
-
-
-def _at(values: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """One row of each tensor, also within."""
-    return {k: _at(v, row) if isinstance(v, dict) else v[row].tolist() for k, v in values.items()}
+        found: dict[str, Any] = {
+            key: getattr(self, key)[number].tolist() for key in ("kappa", "cos")
+        }
+        for name, variant in self.variants.items():
+            found[name] = {key: value[number].tolist() for key, value in vars(variant).items()}
+            found[name]["regimes"] = dict(zip(REGIMES, found[name]["regimes"], strict=True))
+        return found
 
 
 def bootstrap(
@@ -192,12 +166,7 @@ def bootstrap(
 ) -> Intervals | None:
     """Resample the parts of each side with replacement; sums known dot products, reads no data.
 
-    Args:
-        parted: the dot products of all parts; fewer than 8 of a side give no intervals (None).
-        method: gives both variants their constraint.
-        max_grad_norm: the clipping of the run to come.
-        replicates, level: see `Intervals`.
-        seed: seed of the resampling.
+    The method gives both variants their constraint. Fewer than 8 parts give no intervals.
     """
     sizes = (len(parted.retain_shares), len(parted.forget_shares))
     parts = min(sizes)
@@ -206,7 +175,16 @@ def bootstrap(
     variants = variants_of(method)
 
     def of_sample(*counts: Tensor) -> dict[str, Tensor]:
-        return _figures(clipped(parted.gram(*counts), max_grad_norm), variants)
+        """The figures by name, of the whole model and of each block, [1 + L]."""
+        gram = clipped(parted.gram(*counts), max_grad_norm)
+        total = gram.total()
+        pairs = {"kappa": (total.dot, gram.dot), "cos": (total.cos, gram.cos)}
+        for name, variant in variants.items():
+            status = constraint_status(gram, variant)
+            blocks = BlockHardness.at(status)
+            pairs[f"{name} direct"] = (status.direct_threshold[None], blocks.direct_threshold)
+            pairs[f"{name} stop"] = (status.stop_threshold[None], blocks.stop_threshold)
+        return {name: torch.cat(pair) for name, pair in pairs.items()}
 
     generator = torch.Generator().manual_seed(seed)
     draws = [
@@ -216,8 +194,7 @@ def bootstrap(
     counts = (torch.stack(side).double() for side in zip(*draws, strict=True))
     rows = max(1, _AT_ONCE // (len(parted.products) * sum(sizes)))
     drawn = torch.func.vmap(of_sample, chunk_size=rows)(*counts)
-    known = of_sample(*(torch.ones(m) for m in sizes))
-    spread = math.sqrt(parts / (parts - 1))
+    known, spread = of_sample(), math.sqrt(parts / (parts - 1))
     moved = {name: (v - v.mean(0)) * spread + known[name] for name, v in drawn.items()}
     ends = {name: _interval(name, values, level) for name, values in moved.items()}
     by_variant = {}
@@ -230,21 +207,154 @@ def bootstrap(
     return Intervals(level, replicates, parts, ends["kappa"], ends["cos"], by_variant)
 
 
-def _figures(gram: PairGram, variants: Mapping[str, HamuQ | HamuU]) -> dict[str, Tensor]:
-    """The figures with intervals by name, of the whole model and of each block, [1 + L]."""
-    total = gram.total()
-    pairs = {"kappa": (total.dot, gram.dot), "cos": (total.cos, gram.cos)}
-    for name, variant in variants.items():
-        status = constraint_status(gram, variant)
-        blocks = BlockHardness.at(status)
-        pairs[f"{name} direct"] = (status.direct_threshold[None], blocks.direct_threshold)
-        pairs[f"{name} stop"] = (status.stop_threshold[None], blocks.stop_threshold)
-    return {name: torch.cat(pair) for name, pair in pairs.items()}
-
-
 def _interval(name: str, values: Tensor, level: float) -> Tensor:
     """[..., 2] from replicates [B, ...]; |cosθ| ≤ 1, κ1 and κ3 ≤ 0, κ2 and κ4 ≥ 0."""
     quantiles = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)
     ends = torch.quantile(values, quantiles, dim=0).movedim(0, -1)
     bounds = {"cos": (-1.0, 1.0), "direct": (-math.inf, 0.0), "stop": (0.0, math.inf)}
     return ends.clamp(*bounds.get(name.split()[-1], (-math.inf, math.inf)))
+
+
+CAN_IMPROVE, WILL_COST, MUST_HURT = 0, 3, 4
+# the free share of the feasible demand below which no demand worth making is free
+NEXT_TO_NOTHING = 0.05
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The best attainable pairs of changes, per unit of learning rate.
+
+    Up to the free limit a demand costs the other side nothing to first order; for one block that is
+    n_r n_f sinθ where κ > 0, else all that is feasible (App. B.4). The criterion limit meets the
+    aggregate stopping criterion (App. C); several blocks may have it on either side of the free.
+    """
+
+    demand: Tensor  # the constraint, Q/η or U/η, [P] from 0 to the feasible limit
+    retain_change: Tensor  # [P]; negative is an improvement (F_r* of Theorem 4.1 for HAMU-Q)
+    forget_change: Tensor  # [P]; positive is forgetting
+    feasible_limit: float  # the largest demand that the gradients allow, Σ n_r,i n_f,i
+    free_limit: float
+    criterion_limit: float  # Σ n_r,i n_f,i sinθ_i
+
+    @property
+    def free_share(self) -> float:
+        """The free share of the feasible demand."""
+        return self.free_limit / self.feasible_limit if self.feasible_limit > 0 else 0.0
+
+    def at(self, demand: float) -> tuple[float, float]:
+        """(retain_change, forget_change) of a demand, interpolated."""
+        retain, forget = (
+            float(np.interp(demand, self.demand.numpy(), change.numpy()))
+            for change in (self.retain_change, self.forget_change)
+        )
+        return retain, forget
+
+
+def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Frontier:
+    """The frontier of one pair of (clipped) gradients, block by block.
+
+    Args:
+        gram: their Gram.
+        method: gives the constrained side, radius and distribution over blocks, not the constraint.
+        points: number of demands, denser towards the feasible limit.
+    """
+
+    def at(share: float) -> tuple[Tensor, Tensor, ConstraintStatus]:
+        """The changes of both losses, and the constraint, at this share of the feasible demand."""
+        asked = replace(method, constraint=share, constraint_mode="relative", stopping="aggregate")
+        weights = asked.weigh(gram)
+        assert weights.constraint is not None
+        return *gram.changes(weights.retain, weights.forget), weights.constraint
+
+    def is_free(share: float) -> bool:
+        retain, forget, _ = at(share)
+        return bool(retain <= 0 if method.constrained == "forget" else forget >= 0)
+
+    even = torch.linspace(0.0, 1.0, points, dtype=torch.float64)
+    shares = 1.0 - (1.0 - even).square()  # the price rises steeply towards the feasible limit
+    # a demand of nothing is the limit of small ones: the objective's own best step without harm
+    retain, forget, statuses = zip(*map(at, shares.clamp(min=1e-9).tolist()), strict=True)
+    feasible = statuses[-1].max_demand.item()
+    low, high = (1.0, 1.0) if is_free(1.0) else (0.0, 1.0)
+    while high - low > 2.0**-50:  # the price never falls with the demand, so it turns only once
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if is_free(middle) else (low, middle)
+    return Frontier(
+        demand=torch.stack([status.demand for status in statuses]),
+        retain_change=torch.stack(retain),
+        forget_change=torch.stack(forget),
+        feasible_limit=feasible,
+        free_limit=low * feasible,
+        criterion_limit=statuses[-1].free_limit.item(),
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The decision on whether to start, with a suggestion.
+
+    `code`, the exit code of `hamu assess`, is 0 if both objectives can improve, 3 if it costs, 4 if
+    next to nothing is free or no step is possible.
+    """
+
+    code: int
+    answer: str  # how hard it will be and whether to start
+    headline: str
+    reason: str  # the figures behind it, in words
+    constraint: float  # share of the feasible demand, for constraint_mode="relative"; 0 for none
+    learning_rate: float | None  # keeps second order below a tenth of first; None if unknown
+
+
+def judge(
+    found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None
+) -> Verdict:
+    """Judge a method's constraint by its frontier.
+
+    `scales` are the reciprocals of the retain and forget clip factors, so that changes are of the
+    losses; `trusted_rate` is the learning rate that first order allows, if there is a bound.
+    """
+    feasible, free, share = found.feasible_limit, found.free_limit, found.free_share
+    asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)
+    if method.on_infeasible == "clamp":
+        asked = min(asked, feasible)
+    retain, forget = (change * scale for change, scale in zip(found.at(asked), scales, strict=True))
+    suggested, rate = max(0.01, round(0.5 * share, 2)), None
+    if trusted_rate is not None and math.isfinite(trusted_rate):
+        digits = 1 - math.floor(math.log10(trusted_rate))  # two digits, rounded down
+        rate = round(math.floor(trusted_rate * 10.0**digits + 1e-9) / 10.0**digits, digits)
+    reason = (
+        f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free "
+        f"({share:.0%}), and the demand is {asked:.4g}"
+    )
+    how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
+    smaller = f"--constraint_mode relative --constraint {suggested:g}, which is free"
+    if share < NEXT_TO_NOTHING and (asked > free or not feasible):
+        code, suggested = MUST_HURT, 0.0
+        headline = f"stop: {'next to nothing is free' if free > 0 else 'every step must hurt'}"
+        only = f"only {share:.1%} of what the gradients allow is" if share else "no demand is"
+        answer = f"It will be very hard, do not start: {only} free, and more than that hurts"
+    elif asked > feasible * (1 + 1e-12):
+        code, headline = MUST_HURT, "stop: the constraint cannot be met"
+        meets = "Do not start with this demand, which no step can meet"
+        answer = f"{meets}: it will be {how} with {smaller}"
+    elif asked <= free * (1 + 1e-9):
+        code, headline = CAN_IMPROVE, "can improve both"
+        gain = "a step can raise the forget loss without raising the retain loss"
+        answer = f"It will be {how}, start: {gain}"
+        reason += (
+            f". To first order, a step of learning rate η changes the retain loss by "
+            f"{retain:+.4g}·η and the forget loss by {forget:+.4g}·η"
+        )
+        if share < NEXT_TO_NOTHING:
+            suggested, headline = 0.0, f"{headline}, by next to nothing"
+            answer = "It will be very hard: this demand costs nothing, but it forgets next to "
+            answer += "nothing; start only if little is enough"
+    else:
+        price = f"{abs(retain / forget):.3g} retain loss per 1 of forget loss"
+        code, headline = WILL_COST, f"will cost about {price}"
+        if method.constrained == "retain":
+            price = f"{abs(forget / retain):.3g} per 1 of retain loss"
+            headline = f"will lower the forget loss by about {price}"
+        answer = f"It will be {how}, and this demand has a price: it {headline}; accept that, or "
+        answer += f"start with {smaller}"
+    return Verdict(code, answer, headline, f"{reason}.", suggested, rate)

@@ -39,11 +39,6 @@ _USAGE = "usage: hamu COMMAND [--help] [--debug] [options]\n\ncommands:\n" + "\n
 _Run = Callable[[list[str], Console], int]
 
 
-def run_experiments(argv: list[str], run: _Run) -> int:
-    """Run a command of its own, with the same messages and exit codes; see `main`."""
-    return _outcome("experiments", argv, run)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code, see docs/options.md."""
     if argv is None:
@@ -59,14 +54,18 @@ def main(argv: list[str] | None = None) -> int:
             leave()
 
 
+def run_experiments(argv: list[str], run: _Run) -> int:
+    """Run a command of its own, with the same messages and exit codes; see `main`."""
+    return _outcome("experiments", argv, run)
+
+
 def _outcome(command: str, argv: list[str], run: _Run | None = None) -> int:
     """Run a command; the error in one line, and the exit code."""
     title = "python -m experiments" if run is not None else f"hamu {command}"
-    debug = "--debug" in argv
     try:
         return _run(command, [word for word in argv if word != "--debug"], title, run)
     except Exception as error:
-        if debug:
+        if "--debug" in argv:
             raise
         _complain(one_line(f"{title}: {_reason(error)}"))
         return 2
@@ -107,11 +106,9 @@ def _complain(text: str) -> None:
 
 
 def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
-    if command == "--version":
-        say(f"hamu {importlib.import_module('hamu').__version__}")
-        return 0
-    if command in ("-h", "--help"):
-        say(_USAGE)
+    if command in ("--version", "-h", "--help"):
+        version = f"hamu {importlib.import_module('hamu').__version__}"
+        say(version if command == "--version" else _USAGE)
         return 0
     if run is None and command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
@@ -159,10 +156,9 @@ def _methods(argv: list[str]) -> int:
     for row in method_rows():
         retain, forget = row.retain_objective or "-", row.forget_objective or "-"
         table.add_row(row.name, retain, forget, row.summary, row.source)
-    screen = Screen()
-    screen.print(table)
-    screen.print(
-        "The retain objective is lowered, the forget objective raised. Choose one with --method."
+    Screen().print(
+        table,
+        "The retain objective is lowered, the forget objective raised. Choose one with --method.",
     )
     return 0
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
+import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -14,97 +17,28 @@ from hamu.cli import demo, printed
 from hamu.cli.screen import say
 from hamu.unlearning import jobs
 from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN
-from hamu.unlearning.jobs.settings import Parser, check_has_a_place, parser_of
+from hamu.unlearning.jobs.settings import Parser, parser_of
 
-_ABOUT = {
-    "train": "Train the original model; with --without_forget, the retain model.",
-    "unlearn": "Unlearn the forget set from a model.",
-    "assess": "Say before a run how hard it is, what it will cost, and whether to start: exit code "
-    "0, 3 (it costs) or 4 (next to nothing is free, or no step is possible). Takes the options of "
-    "unlearn, but for a goal, --dry_run and --resume.",
-    "evaluate": "Measure a model on the retain, forget and test data.",
-    "attack": "Fine-tune copies of a model and look whether what was forgotten comes back.",
-    "compare": "Unlearn by several methods, with several constraints, learning rates and seeds, "
-    "and compare what comes out. Takes the options of unlearn, but for --method, a goal, --dry_run "
-    "and --resume. The same command again goes on where it was.",
-    "verify": "Check the record of a run against its files, its model, and the data and models "
-    "that its config.yaml names, as far as they are still there. Prints a line for each statement "
-    "of the record: holds, does not hold, or cannot be checked. Exit code 1 if something does not "
-    "hold. Nothing is written.",
-    "report": "Make one HTML page of a run, finished or not, or of several side by side. It needs "
-    "no network and nothing beside it. What the models say about the data is measured again, as "
-    "far as both are still where the config.yaml of the run says; what is not there is named on "
-    "the page. Only the page is written.",
-    "demo": demo.__doc__ or "",
-}
-_FLAG: dict[str, Any] = {"action": "store_true"}
-_READING_A_RUN: dict[str, dict[str, Any]] = {
-    "--no_models": _FLAG | {"help": "do not ask the models again, which takes most of the time"},
-    "--hub": {
-        "action": "append",
-        "default": [],
-        "metavar": "hub:OWNER/NAME",
-        "help": "a data set or model of the run that may be read from the hub, by the name that it "
-        "has in config.yaml; may be given several times. Without it what is of the hub is not "
-        "looked at",
-    },
-    "--trust_remote_code": _FLAG
-    | {"help": "run the code that comes with a model, which can do anything"},
-}
-# Arguments of the commands that are no job of options.
-_ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
-    "verify": {"run": {"help": "the --output_dir of a `hamu unlearn`"}} | _READING_A_RUN,
-    "report": {
-        **_READING_A_RUN,
-        "runs": {
-            "nargs": "+",
-            "metavar": "RUN",
-            "help": "the --output_dir of a `hamu unlearn`, or that of a `hamu compare`, which "
-            "stands for all its runs",
-        },
-        "--output": {
-            "metavar": "FILE.html",
-            "help": "where the page goes; by default report.html in the folder that is named",
-        },
-        "--contents": _FLAG
-        | {
-            "help": "also show what the data say: images, prompts, answers, names of classes, "
-            "numbers of rows"
-        },
-        "--samples": {
-            "type": int,
-            "default": 5000,
-            "help": "ask about at most this many records of a set",
-        },
-        "--answers": {
-            "type": int,
-            "default": 20,
-            "help": "text, with --contents: show this many answers of each set",
-        },
-    },
-    "demo": {
-        "--task": {"default": "image", "help": "image (digits) or text (fictitious authors)"},
-        "--output_dir": {"default": "runs/demo", "help": "where the results go"},
-        "--seed": {"type": int, "default": 42, "help": "seed of everything"},
-        "--overwrite": _FLAG | {"help": "replace an earlier demo in --output_dir"},
-    },
+# Commands that are no job of options: the arguments of their functions are their own.
+_OWN: dict[str, Callable[..., Any]] = {
+    "verify": jobs.verify,
+    "report": jobs.report,
+    "demo": demo.demo,
 }
 
 
 def run(command: str, argv: list[str], console: Console) -> int:
     """Run a command and print its result; returns the exit code."""
-    if command not in _ARGUMENTS:
+    if command not in _OWN:
         found = getattr(jobs, command)(console=console, **given_flags(command, argv))
         return printed.result(found, console)
     options = vars(own_parser(command).parse_args(argv))
     if command == "verify":
         return printed.result(jobs.verify(**options), console)
-    if command == "demo":
-        demo.demo(console=console, **options)
-        return 0
-    page = jobs.report(console=console, **options)
-    size = page.stat().st_size / 1e6
-    console.print(f"the report is in {page} ({size:.1f} MB)", soft_wrap=True)
+    page = _OWN[command](console=console, **options)
+    if page is not None:
+        size = page.stat().st_size / 1e6
+        console.print(f"the report is in {page} ({size:.1f} MB)", soft_wrap=True)
     return 0
 
 
@@ -118,11 +52,8 @@ def given_flags(command: str, argv: list[str]) -> dict[str, Any]:
         usage = f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]"
         actions = [action for action in parser._actions if action.dest not in hidden]
         more = "" if everything else "\n\n--help-all shows the other training arguments too."
-        say(_help(usage, _ABOUT[command], actions) + more)
+        say(_help(usage, _about(getattr(jobs, command)), actions) + more)
         sys.exit(0)
-    for word in argv:
-        if word.startswith("--"):
-            check_has_a_place(word[2:].partition("=")[0].replace("-", "_"), "the command")
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     return dict(vars(parser.parse_args(argv)))
@@ -143,16 +74,36 @@ class OwnParser(Parser):
 
 
 def own_parser(command: str) -> OwnParser:
-    """The parser of verify, report or demo."""
-    parser = OwnParser(f"hamu {command}", _ABOUT[command])
-    for name, settings in _ARGUMENTS[command].items():
-        parser.add_argument(name, **settings)
+    """The parser of verify, report or demo; its help is that of the function's docstring."""
+    function = _OWN[command]
+    parser = OwnParser(f"hamu {command}", _about(function))
+    helps = dict(re.findall(r"^ {8}(\w+): (.*)$", function.__doc__ or "", re.MULTILINE))
+    for name, parameter in inspect.signature(function).parameters.items():
+        default = parameter.default
+        how: dict[str, Any] = {"default": default, "type": type(default)}
+        if default is parameter.empty:
+            how = {"nargs": "+", "metavar": "RUN"} if name == "runs" else {}
+        elif isinstance(default, bool):
+            how = {"action": "store_true"}
+        elif default == ():
+            how = {"action": "append", "default": []}
+        elif default is None:
+            how = {}
+        if name != "console":
+            flag = name if parameter.default is parameter.empty else f"--{name}"
+            parser.add_argument(flag, help=helps[name].removesuffix("."), **how)
     return parser
+
+
+def _about(function: Callable[..., Any]) -> str:
+    """A function's docstring up to its arguments and errors."""
+    told = re.split(r"\n\n(?:Args|Raises):", inspect.getdoc(function) or "")[0]
+    return " ".join(told.split())
 
 
 def _help(usage: str, about: str, actions: list[argparse.Action]) -> str:
     """Each option with its default, and its help below."""
-    lines = [f"{usage}\n\n{about.strip()}\n"]
+    lines = [f"{usage}\n\n{about}\n"]
     for action in actions:
         negates = any(word.startswith("--no_") for word in action.option_strings[1:])
         if action.dest == "help" or negates:

@@ -25,32 +25,30 @@ from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report import plot_trajectories
 from hamu.report.tables import plain_table
-from hamu.unlearning.jobs.kinds import choose_task
 from hamu.unlearning.jobs.progress import ProgressBar, silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, train_original
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
-_GOALS = """\
-`hamu unlearn` ends when 95% of the records are forgotten, or where its budget
-does: --max_retain_increase, by default 0.02. --lasting guards against
-fine-tuning that would bring them back."""
 NEXT = {
-    "image": f"""\
+    "image": """\
 What next, on your own data:
   hamu train    --data IMAGES/ --model resnet20 --output_dir runs/original
   hamu unlearn  --data IMAGES/ --model runs/original/model \\
                 --forget_class NAME --output_dir runs/unlearned
   hamu evaluate --data IMAGES/ --model runs/unlearned/model \\
                 --forget_class NAME --output_dir runs/check
-{_GOALS}
+`hamu unlearn` ends when 95% of the records are forgotten, or where its budget
+does: --max_retain_increase, by default 0.02. --lasting guards against
+fine-tuning that would bring them back.
 IMAGES/ has one subfolder of images per class; .parquet, .npz and
 hub:OWNER/NAME work too. To forget single images, use --forget_rows 3,17,25
 and --test_data with images that the model never saw.
 Language models: `hamu demo --task text`. `hamu unlearn --help` shows the
 settings, `hamu methods` the methods.""",
-    "text": f"""\
+    "text": """\
 What next, on your own records (JSON lines with question and answer, prompt and
 completion, messages, or text):
   hamu unlearn  --data RECORDS.jsonl --forget_data GONE.jsonl \\
@@ -59,7 +57,6 @@ completion, messages, or text):
   hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl \\
                 --test_data UNSEEN.jsonl --model runs/unlearned/model \\
                 --original_model MODEL/ --output_dir runs/check
-{_GOALS}
 UNSEEN.jsonl has records that the model was never trained on.
 MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME works too.
 To name the records otherwise: --forget_rows 3,17,25 or
@@ -133,18 +130,32 @@ class Scenario:
         for name in ("forget", "retain"):
             texts = self.task.problem().sets()[name]
             texts = texts.select(range(len(texts) - _SHOWN, len(texts)))
-            answers = [self.task.answers_of(m, self.task.tokenizer, texts) for m in models.values()]
+            answers = [self.task.answers_of(model, texts) for model in models.values()]
             for record, *said in zip(texts.records, *answers, strict=True):
                 table.add_row(name, str(record.fields["question"]), *said)
         return table
 
 
-def demo(console: Console, task: str, output_dir: str, seed: int, overwrite: bool) -> None:
-    """Train, assess, unlearn with every method; print one table, save the picture and figures."""
+def demo(
+    task: str = "image",
+    output_dir: str = "runs/demo",
+    seed: int = 42,
+    overwrite: bool = False,
+    *,
+    console: Console,
+) -> None:
+    """Train, assess, unlearn with every method; print one table, save the picture and figures.
+
+    Args:
+        task: image (digits) or text (fictitious authors).
+        output_dir: where the results go.
+        seed: seed of everything.
+        overwrite: replace an earlier demo in --output_dir.
+        console: shows all of it.
+    """
     if task not in PROBLEMS:
         raise HamuError(f"task {task!r} is unknown; choose image or text")
-    folder = RunFolder(output_dir, overwrite=overwrite)
-    begin = time.perf_counter()
+    folder, begin = RunFolder(output_dir, overwrite=overwrite), time.perf_counter()
     common: dict[str, Any] = {"output_dir": output_dir, "seed": seed}
     config = TrainConfig(**common, disable_tqdm=True, **TRAIN[task])
     scenario, settings = Scenario(task, seed), UNLEARN[task]
@@ -152,7 +163,7 @@ def demo(console: Console, task: str, output_dir: str, seed: int, overwrite: boo
     set_seed(seed)
     original, train = scenario.new_model()
     with ProgressBar(console, "train") as bar:
-        train_original(original, train, config, scenario.task.collator(), [bar])
+        train_original(original, train, config, scenario.task.collator, [bar])
 
     console.print("2. How hard is it to forget? The more alike forget and retain data, the harder.")
     hardness = _assess(original, scenario, console)
@@ -170,12 +181,11 @@ def demo(console: Console, task: str, output_dir: str, seed: int, overwrite: boo
             args = UnlearnConfig(**common, method=name, check_steps=0, **settings)
             models[name] = copy.deepcopy(original)
             results[name] = _unlearned(models[name], problem, scenario.task, args)
-    seconds = time.perf_counter() - begin
+    seconds, path = time.perf_counter() - begin, folder.path / TRAJECTORIES
     summary = {"task": task, "seed": seed, "settings": settings, "hardness": hardness}
-    summary |= {"methods": results, "seconds": round(seconds, 1)}
-    path = folder.path / TRAJECTORIES
     with folder:
         # the summary first: it shows whose folder this is
+        summary |= {"methods": results, "seconds": round(seconds, 1)}
         figures = folder.write_json(SUMMARY, summary)
         ways = {name: result["trajectory"] for name, result in results.items()}
         plot_trajectories(ways, path, f"Forgetting {problem.forget_name}: a marker per epoch")
@@ -193,7 +203,7 @@ def demo(console: Console, task: str, output_dir: str, seed: int, overwrite: boo
 
 def _assess(model: Any, scenario: Scenario, console: Console) -> dict[str, dict[str, Any]]:
     table = plain_table("forget", "κ", "cosθ", "κ2", "regime", right=(1, 2, 3))
-    found, collate = {}, scenario.task.collator()
+    found, collate = {}, scenario.task.collator
     for name, options in PROBLEMS[scenario.kind][2].items():
         problem = scenario.problem(model, **options)
         hard = measure_hardness(model, problem.retain, problem.forget, collate=collate)
@@ -208,7 +218,7 @@ def _unlearned(
     model: Any, problem: UnlearningData[Any], task: Any, args: UnlearnConfig
 ) -> dict[str, Any]:
     """The figures of one method."""
-    trainer = quiet_trainer(model, problem, args, [], task.collator())
+    trainer = quiet_trainer(model, problem, args, [], task.collator)
     trainer.train()
     if trainer.evaluated_step != trainer.state.global_step:
         trainer.evaluate()

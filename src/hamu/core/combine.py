@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hamu.core.distributed.layout import Grads, drained
 from hamu.core.gram import combine_dtype
-from hamu.core.gram_meter import SMALL, in_groups, scratch_bytes
+from hamu.core.gram_meter import SMALL, brought, in_groups, scratch_bytes
 from hamu.errors import HamuError
 
 
@@ -88,7 +88,7 @@ def combined(
     """
     if retain is None or forget is None:
         only, weight = (retain, a) if forget is None else (forget, b)
-        return None if only is None else only.to(part.device, part.dtype).mul_(weight)
+        return None if only is None else brought(only, part.device).to(part.dtype).mul_(weight)
     whole, other, x, y = retain, forget, a, b
     if retain.dtype != part.dtype or retain.device != part.device:
         whole, other, x, y = forget, retain, b, a
@@ -106,7 +106,7 @@ def combined(
     else:  # pieces along the first dimension are the same elements whatever the strides
         step = max(1, step * whole.shape[0] // whole.numel())
     for w, s in zip(*(torch.split(side, step) for side in sides), strict=True):
-        w.copy_(w.to(dtype).mul_(x).add_(s.to(w.device), alpha=y))
+        w.copy_(w.to(dtype).mul_(x).add_(brought(s, w.device), alpha=y))
     return whole
 
 
@@ -146,9 +146,9 @@ class GradOffload:
         return put
 
     def wait(self) -> None:
-        """Return once every copy has arrived; the host would read it before."""
-        for event in self._sent.values():
-            event.synchronize()
+        """Let the devices wait until every copy has arrived; the host neither waits nor reads."""
+        for device, event in self._sent.items():
+            torch.cuda.current_stream(device).wait_event(event)
         self._sent.clear()
 
     def take(self, grads: Grads, parameters: Sequence[Tensor]) -> Grads:
@@ -157,7 +157,7 @@ class GradOffload:
             return grads
         self.wait()
         both = zip(drained(grads), parameters, strict=True)
-        return [None if g is None else g.to(p.device, p.dtype) for g, p in both]
+        return [None if g is None else brought(g, p.device).to(p.dtype) for g, p in both]
 
     def _put(self, grad: Tensor) -> Tensor:
         if self.name == "bf16":

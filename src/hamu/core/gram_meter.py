@@ -73,7 +73,7 @@ class GramMeter:
             self._packs[exact] = self._packed(exact)
         blocks = torch.zeros(self._num_blocks, 2, 2, dtype=torch.float64, device=self.device)
         for pack in self._packs[exact]:
-            blocks.index_add_(0, pack.blocks, pack.grams(retain, forget).to(self.device))
+            _add_by_block(blocks, pack.blocks, pack.grams(retain, forget))
         for device, numbers in self._large.items():
             sides = [(retain[n], forget[n]) for n in numbers]
             buffer = self._scratch[device].view(torch.float64).view(2, -1)
@@ -81,7 +81,7 @@ class GramMeter:
                 grams = torch.stack([_gram_of_large(buffer, r, f, exact) for r, f in sides])
             else:
                 grams = _grams_on_device(buffer, sides, exact)
-            blocks.index_add_(0, self._large_blocks[device], grams.to(self.device))
+            _add_by_block(blocks, self._large_blocks[device], grams)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:
@@ -145,6 +145,15 @@ class GramMeter:
                     members = {number: self._parameters[number] for number in group}
                     packs.append(_Pack(buffer, members, self._block_of, self.device))
         return packs
+
+
+def _add_by_block(sums: Tensor, blocks: Tensor, grams: Tensor) -> None:
+    """Add each Gram matrix to its block's, in a fixed order: atomic sums round as they come."""
+    grams = grams.to(sums.device)
+    if sums.device.type == "cpu":
+        sums.index_add_(0, blocks, grams)
+    else:  # sorted by block; index_add_ is not
+        sums.index_put_((blocks,), grams, accumulate=True)
 
 
 def _gram_of_large(
@@ -215,12 +224,17 @@ def _pieces(
         step = max(1, most * grads[0].shape[0] // grads[0].numel())
     for pieces in zip(*(torch.split(g, step) for g in grads), strict=True):
         if pieces[0].numel() > most:  # a row of a strided matrix, longer than the buffer
-            yield [p.to(buffer).reshape(-1) for p in pieces], dot
+            yield [brought(p, buffer.device).to(buffer).reshape(-1) for p in pieces], dot
         else:
             flat = [b[: p.numel()] for b, p in zip(buffer, pieces, strict=False)]
             for widened, piece in zip(flat, pieces, strict=True):
-                widened.view(piece.shape).copy_(piece)
+                widened.view(piece.shape).copy_(brought(piece, buffer.device))
             yield flat, dot
+
+
+def brought(grad: Tensor, device: torch.device) -> Tensor:
+    """A gradient on this device, in the precision that it has elsewhere: casts are the device's."""
+    return grad.to(device, non_blocking=True)
 
 
 def in_groups(sizes: Mapping[int, int], most: int) -> list[list[int]]:
@@ -283,7 +297,7 @@ class _Pack:
         for views, side in zip(self._views, (retain, forget), strict=True):
             pairs = [(v, side[n]) for v, n in zip(views, self._numbers, strict=True)]
             absent = [v for v, g in pairs if g is None]
-            present = [(v, g) for v, g in pairs if g is not None]
+            present = [(v, brought(g, v.device)) for v, g in pairs if g is not None]
             if absent:
                 torch._foreach_zero_(absent)
             if present:

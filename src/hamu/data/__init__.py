@@ -13,8 +13,14 @@ from hamu.data.forget_sets import (
 )
 from hamu.data.images import ImageData, pixel_statistics, read_images
 from hamu.data.pairing import PairCollator, PairedDataset
-from hamu.data.text import TextRecord, TextRecords, read_text
-from hamu.data.tokens import TextCollator, TextData, encode
+from hamu.data.text import (
+    TextCollator,
+    TextData,
+    TextRecord,
+    TextRecords,
+    encode,
+    read_text,
+)
 
 __all__ = ["ImageData", "PairCollator", "PairedDataset", "TextCollator", "TextData", "TextRecord"]
 __all__ += ["TextRecords", "UnlearningData", "draw_positions", "encode", "forget_class"]

@@ -18,8 +18,7 @@ from torch.utils.data import Dataset, Subset
 
 from hamu.data.images import ImageData
 from hamu.data.sources import reading
-from hamu.data.text import TextRecords, column_names
-from hamu.data.tokens import TextData
+from hamu.data.text import TextData, TextRecords, column_names
 from hamu.errors import HamuError
 
 Records = TypeVar("Records", ImageData, TextRecords, TextData)
@@ -87,24 +86,21 @@ def forget_class(
     Raises:
         HamuError: if the class does not exist or has no records, or ρ is out of range.
     """
-    numbers = {str(number): number for number in range(len(train.classes))}
-    numbers |= {name: number for number, name in enumerate(train.classes)}
-    if str(target) not in numbers:
-        listed = ", ".join(train.classes)
-        raise HamuError(f"class {target!r} does not exist in {train.source}; choose of {listed}")
-    number = numbers[str(target)]
-    name = train.classes[number]
     if not 0 <= rho <= 1:
         raise HamuError(f"the similarity mixing ratio rho is a share in [0, 1]; got {rho}")
-    generator = torch.Generator().manual_seed(seed)
-    members = (train.labels == number).nonzero().flatten()
+    numbers = {str(number): number for number in range(len(train.classes))}
+    numbers |= {name: number for number, name in enumerate(train.classes)}
+    members = (train.labels == numbers.get(str(target), -1)).nonzero().flatten()
     if not len(members):
-        raise HamuError(f"class {name!r} has no records in {train.source}; choose another class")
+        listed = ", ".join(train.classes[i] for i in sorted({*train.labels.tolist()}))
+        raise HamuError(f"class {target!r} does not exist in {train.source}; choose of {listed}")
+    number = numbers[str(target)]
+    generator = torch.Generator().manual_seed(seed)
     mixed = math.floor(Fraction(str(rho)) * len(members))  # exact: 0.29 * 100 is 29, not 28
     own = members[torch.randperm(len(members), generator=generator)[: len(members) - mixed]]
     rest = _others(len(train), own)
     others = rest[torch.randperm(len(rest), generator=generator)[:mixed]]
-    words = f"class {name}" + (f", rho {rho:g}" if rho else "")
+    words = f"class {train.classes[number]}" + (f", rho {rho:g}" if rho else "")
     return _split(train, test, torch.cat([own, others]), words, number)
 
 
@@ -114,9 +110,8 @@ def forget_rows(train: _Read, test: _Read | None, rows: list[int]) -> Unlearning
         raise HamuError("the forget set is empty: no row was named; give at least one")
     wrong = [row for row in rows if not 0 <= row < len(train)]
     if wrong:
-        raise HamuError(
-            f"row {wrong[0]} is not in {train.source}, which has rows 0 to {len(train) - 1}"
-        )
+        there = f"{train.source}, which has rows 0 to {len(train) - 1}"
+        raise HamuError(f"row {wrong[0]} is not in {there}")
     if len({*rows}) < len(rows):
         twice = next(row for row in rows if rows.count(row) > 1)
         raise HamuError(f"row {twice} is named twice in the forget set; name each row once")
@@ -139,22 +134,18 @@ def forget_data(
     forget = train.matched(forget)
     digests, there = forget.digests(), train.digests()
     gone = set(digests)
-    kept = torch.tensor([i for i, digest in enumerate(there) if digest not in gone]).long()
-    if not len(kept):
-        raise HamuError(_EVERYTHING)
+    rows = torch.tensor([i for i, digest in enumerate(there) if digest in gone]).long()
     found, file = _shared(digests, there), Path(forget.source).name
     missing = len(forget) - found
     if missing and not allow_missing:
         raise HamuError(
-            f"{missing if found else 'none'} of {len(forget)} records of {file} "
-            f"{'are not' if found else 'is'} in {train.source} as they are; correct their form, or "
-            f"give --allow_missing if it holds only what is to be retained"
+            f"{missing} of {len(forget)} records of {file} are not in {train.source} as they are; "
+            f"correct their form, or give --allow_missing if it holds only what is to be retained"
         )
     words = f"{len(forget)} records of {file}, {found or 'none'} of them found in the training data"
-    rows = len(train) - len(kept)
-    if rows != found:
-        words += f", where they are {rows} records"
-    return UnlearningData(train.select(kept), forget, test, words, not_found=missing)
+    if len(rows) != found:
+        words += f", where they are {len(rows)} records"
+    return replace(_split(train, test, rows, words, None), forget=forget, not_found=missing)
 
 
 def matching(texts: TextRecords, expression: str) -> list[int]:
@@ -171,18 +162,14 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
         ways = "COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX"
         raise HamuError(f"the filter {expression!r} cannot be read; write {ways}")
     column, operator, value = parsed.groups()
-    try:
+    with reading(f"{value!r} in the filter is not a regular expression"):
         pattern = re.compile(value if operator == "~" else re.escape(value))
-    except re.error as error:
-        raise HamuError(f"{value!r} in the filter is not a regular expression: {error}") from error
     matches = pattern.search if operator == "~" else pattern.fullmatch
     chosen = []
     for position, record in enumerate(texts.records):
         if column not in record.fields:
-            has = column_names(record.fields, texts.source)
-            raise HamuError(
-                f"record {position} of {texts.source} has no column {column}; it has {has}"
-            )
+            row = f"record {position} of {texts.source}"
+            raise HamuError(f"{row} has no column {column}; it has {column_names(record.fields)}")
         cell = record.fields[column]
         written = [str(cell)]
         if cell is None or isinstance(cell, bool):
@@ -199,15 +186,9 @@ def lists_rows(value: str) -> bool:
 
 def parse_rows(value: str) -> list[int]:
     """Read row numbers from "3,17,25" or from a file with one number per line (or a JSON list)."""
-    text = value
-    if not lists_rows(value):
-        if not Path(value).is_file():
-            raise HamuError(
-                f"{value!r} is neither a list of row numbers nor a file; write 3,17,25 or name one"
-            )
-        with reading(f"{value} is not a text file with one row number a line"):
-            text = Path(value).read_text(encoding="utf-8-sig")
-    with reading(f"the forget rows {value!r} are not whole numbers"):
+    way = "write 3,17,25 or name a text file with one number a line"
+    with reading(f"the forget rows {value!r} are not whole numbers", f"; {way}"):
+        text = value if lists_rows(value) else Path(value).read_text(encoding="utf-8-sig")
         return [int(part) for part in re.sub(r"[\[\],]", " ", text).split()]
 
 
@@ -228,11 +209,6 @@ def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
     return data if positions is None else Subset(data, positions)
 
 
-_EVERYTHING = (
-    "the forget set is the whole training set: nothing is left to retain; delete the model instead"
-)
-
-
 def _shared(digests: Iterable[bytes], known: Iterable[bytes]) -> int:
     among = set(known)
     return sum(digest in among for digest in digests)
@@ -250,5 +226,8 @@ def _split(
 ) -> UnlearningData[_Read]:
     retain = _others(len(train), forget)
     if not len(retain):
-        raise HamuError(_EVERYTHING)
+        raise HamuError(
+            "the forget set is the whole training set: nothing is left to retain; delete the model "
+            "instead"
+        )
     return UnlearningData(train.select(retain), train.select(forget), test, name, target)

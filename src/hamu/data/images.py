@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,27 +17,18 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hamu.data.sources import (
-    DIGITS,
-    files_of,
-    files_of_split,
-    is_of_hub,
-    load_from_hub,
-    parquet_table,
-    reading,
-)
+from hamu.data.sources import DIGITS, files_of, is_of_hub, load_from_hub, parquet_table, reading
 from hamu.errors import HamuError
 
 CLASSES = "classes"  # the array of class names that an npz may hold
-_SUFFIXES = (
+_SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm"),
-)
+}
 _OF_SPLITS = (".parquet", ".npz")
 _OF_TOOLS = ("__MACOSX", "Thumbs.db", "desktop.ini")
-_LARGEST = 4096  # pixels of a side
 _MOST_CLASSES = 100_000
-_ALIASES = {
+_COLUMNS = {
     "image": ("image", "img", "images", "pixel_values", "x"),
     "label": ("label", "labels", "fine_label", "y"),
 }
@@ -140,7 +131,7 @@ def pixel_statistics(*sets: ImageData) -> tuple[list[float], list[float]]:
     values = torch.arange(256, dtype=torch.float64) / 255.0
     mean = share @ values
     std = (share @ values**2 - mean**2).clamp(min=0).sqrt()
-    return mean.tolist(), torch.where(std > 0, std, torch.ones_like(std)).tolist()
+    return mean.tolist(), torch.where(std > 0, std, 1.0).tolist()
 
 
 def collate(items: Any) -> Mapping[str, Tensor]:
@@ -148,16 +139,6 @@ def collate(items: Any) -> Mapping[str, Tensor]:
     from transformers import default_data_collator  # loads what reading images does not need
 
     return items if isinstance(items, Mapping) else default_data_collator(items)
-
-
-@dataclass(frozen=True)
-class _Encoded:
-    """Images before they are decoded: arrays, files, or what `Image.open` takes."""
-
-    pictures: Iterable[Any]
-    labels: np.ndarray
-    classes: tuple[str, ...] | None
-    left_out: tuple[str, ...] = ()
 
 
 def read_images(
@@ -184,31 +165,27 @@ def read_images(
     Raises:
         HamuError: if the source is missing or empty, an image cannot be read, or the sizes differ.
     """
-    if image_size is not None and not 1 <= image_size <= _LARGEST:
-        raise HamuError(f"image_size {image_size} must be 1 to {_LARGEST} pixels")
     if num_channels not in (None, 1, 3):
         raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
-    columns = {"image": image_column, "label": label_column}
-    found = _encoded(source, split, columns)
-    labels, classes = found.labels, found.classes
-    pixels = _decoded(found.pictures, source, image_size, num_channels)
+    raw = _raw(source, split, {"image": image_column, "label": label_column})
+    pixels, labels = _decoded(raw.pictures, source, image_size, num_channels), raw.labels
     if labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise HamuError(
             f"the labels of {source} have type {labels.dtype} and shape {labels.shape}; expected "
             f"a whole number for each of {len(pixels)} images"
         )
-    most = _MOST_CLASSES if classes is None else len(classes)
-    wrong = labels[(labels < 0) | (labels >= most)]
-    if len(wrong):
-        raise HamuError(f"label {wrong[0]} of {source} is out of range; expected 0 to {most - 1}")
+    least, highest, most = labels.min(), labels.max(), len(raw.classes) or _MOST_CLASSES
+    if least < 0 or highest >= most:
+        wrong = least if least < 0 else highest
+        raise HamuError(f"label {wrong} of {source} is out of range; expected 0 to {most - 1}")
     return ImageData(
         torch.from_numpy(pixels),
         torch.from_numpy(labels.astype(np.int64)),
-        classes or tuple(map(str, range(int(labels.max()) + 1))),
+        raw.classes or tuple(map(str, range(highest + 1))),
         source,
         torch.arange(len(labels)),
-        named=classes is not None,
-        left_out=found.left_out,
+        named=bool(raw.classes),
+        left_out=raw.left_out,
     )
 
 
@@ -217,10 +194,19 @@ def has_test_split(source: str) -> bool:
     path = Path(source)
     if not path.is_dir():
         return source == DIGITS
-    return _folder_of_split(path, "test") != path or bool(files_of_split(path, "test", _OF_SPLITS))
+    return _folder_of_split(path, "test") != path or bool(files_of(path, "test", _OF_SPLITS))
 
 
-def _encoded(source: str, split: str, columns: Mapping[str, str | None]) -> _Encoded:
+class _Raw(NamedTuple):
+    """Arrays, or what `Image.open` takes; no classes where the source names none."""
+
+    pictures: Iterable[Any]
+    labels: np.ndarray
+    classes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def _raw(source: str, split: str, columns: Mapping[str, str | None]) -> _Raw:
     if source == DIGITS:
         return _digits(split)
     if is_of_hub(source):
@@ -230,35 +216,6 @@ def _encoded(source: str, split: str, columns: Mapping[str, str | None]) -> _Enc
         return _of_folder(_folder_of_split(Path(source), split))
     if files[0].suffix.lower() == ".npz":
         return _of_npz(files[0], columns)
-    return _of_parquet(files, columns)
-
-
-def _digits(split: str) -> _Encoded:
-    """scikit-learn's 1,797 digits of 8x8 pixels; every fifth record is test data."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    is_test = np.arange(len(digits.target)) % 5 == 4
-    rows = np.flatnonzero(is_test if split == "test" else ~is_test)
-    pixels = np.rint(digits.images[rows] * (255 / 16)).astype(np.uint8)
-    return _Encoded(pixels, digits.target[rows], tuple("0123456789"))
-
-
-def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Encoded:
-    with reading(f"{path} cannot be read as npz"), np.load(path, allow_pickle=False) as arrays:
-        names = [_column(arrays.files, role, columns, path) for role in _ALIASES]
-        images, labels = (arrays[name] for name in names)
-        classes = tuple(arrays[CLASSES].tolist()) if CLASSES in arrays.files else None
-        if images.dtype != np.uint8 or images.ndim not in (3, 4):
-            raise HamuError(
-                f"the images in {path} have type {images.dtype} and shape {images.shape}; expected "
-                f"uint8 [N, H, W] or [N, H, W, C]"
-            )
-        is_grey = images.ndim == 4 and images.shape[3] == 1
-        return _Encoded(images[..., 0] if is_grey else images, np.asarray(labels), classes)
-
-
-def _of_parquet(files: Sequence[Path], columns: Mapping[str, str | None]) -> _Encoded:
     import datasets
 
     with reading(f"{files[0]} cannot be read as parquet"):
@@ -267,28 +224,46 @@ def _of_parquet(files: Sequence[Path], columns: Mapping[str, str | None]) -> _En
     return _of_table(table, str(files[0]), columns)
 
 
-def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Encoded:
+def _digits(split: str) -> _Raw:
+    """scikit-learn's 1,797 digits of 8x8 pixels; every fifth record is test data."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits().images, load_digits().target
+    mine = (np.arange(len(labels)) % 5 == 4) == (split == "test")
+    pixels = np.rint(images[mine] * (255 / 16)).astype(np.uint8)
+    return _Raw(pixels, labels[mine], tuple("0123456789"))
+
+
+def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
+    with reading(f"{path} cannot be read as npz"), np.load(path, allow_pickle=False) as arrays:
+        images, labels = (arrays[_column(arrays.files, role, columns, path)] for role in _COLUMNS)
+        classes = tuple(arrays[CLASSES].tolist()) if CLASSES in arrays.files else ()
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise HamuError(
+            f"the images in {path} have type {images.dtype} and shape {images.shape}; expected "
+            f"uint8 [N, H, W] or [N, H, W, C]"
+        )
+    return _Raw(images.squeeze(3) if images.shape[3:] == (1,) else images, labels, classes)
+
+
+def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Raw:
     import datasets
 
-    image, label = (_column(table.column_names, role, columns, source) for role in _ALIASES)
-    feature = table.features[label]
-    classes = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    image, label = (_column(table.column_names, role, columns, source) for role in _COLUMNS)
+    classes = tuple(getattr(table.features[label], "names", ()))
     with reading(f"the column {image} of {source} holds no images"):
         cells = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
     with reading(f"the labels of {source} are not numbers"):
         labels = np.asarray(table[label])
-    return _Encoded(map(_picture_of, cells), labels, classes)
-
-
-def _picture_of(cell: Any) -> Any:
-    return io.BytesIO(cell["bytes"]) if cell and cell["bytes"] else cell and cell["path"]
+    pictures = (c and (io.BytesIO(c["bytes"]) if c["bytes"] else c["path"]) for c in cells)
+    return _Raw(pictures, labels, classes)
 
 
 def _column(
-    names: Iterable[str], role: str, columns: Mapping[str, str | None], source: object
+    names: Sequence[str], role: str, columns: Mapping[str, str | None], source: object
 ) -> str:
-    names, own = list(names), columns[role]
-    candidates = (own,) if own else _ALIASES[role]
+    own = columns[role]
+    candidates = (own,) if own else _COLUMNS[role]
     found = next((name for name in candidates if name in names), None)
     if found is None:
         looked = repr(own) if own else " or ".join(candidates)
@@ -298,38 +273,37 @@ def _column(
     return found
 
 
-def _of_folder(path: Path) -> _Encoded:
-    classes = sorted(child.name for child in _visible(path) if child.is_dir())
+def _of_folder(path: Path) -> _Raw:
+    classes = sorted(child.name for child in _visible(path, "*") if child.is_dir())
     if all(map(str.isdecimal, classes)):
         classes.sort(key=int)  # 2 before 10
-    found = [sorted(filter(_is_image, _visible(path / name))) for name in classes]
-    if not any(found):
+    files = {file for file in _visible(path, "**/*") if file.is_file()}
+    found = sorted(
+        (classes.index(file.parent.name), file)
+        for file in files
+        if file.parent.parent == path and file.suffix.lower() in _SUFFIXES
+    )
+    if not found:
         raise HamuError(f"{path} holds no images; expected one subfolder of images per class")
-    labels = np.repeat(np.arange(len(classes)), [len(files) for files in found])
-    pictures = [file for files in found for file in files]
-    others = {*path.rglob("*")} - {*pictures}
-    left_out = [str(f) for f in others if f.is_file() and _is_visible(f.relative_to(path))]
-    return _Encoded(pictures, labels, tuple(classes), tuple(sorted(left_out)))
+    labels, pictures = zip(*found, strict=True)
+    left_out = sorted(map(str, files - {*pictures}))
+    return _Raw(pictures, np.array(labels), tuple(classes), tuple(left_out))
 
 
 def _folder_of_split(folder: Path, split: str) -> Path:
     """Find the folder of a split: "train" and "test" are splits if they hold folders."""
-    places = [folder / name for name in ("train", "test") if (folder / name).is_dir()]
-    has_splits = any(child.is_dir() for place in places for child in _visible(place))
-    return folder / split if has_splits and folder / split in places else folder
+    splits = [folder / name for name in ("train", "test") if (folder / name).is_dir()]
+    has_classes = any(child.is_dir() for place in splits for child in _visible(place, "*"))
+    return folder / split if has_classes and folder / split in splits else folder
 
 
-def _visible(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.iterdir() if _is_visible(path.relative_to(folder)))
-
-
-def _is_visible(path: Path) -> bool:
-    """Return False for what tools leave in a folder, such as .ipynb_checkpoints and __MACOSX."""
-    return not any(part.startswith(".") or part in _OF_TOOLS for part in path.parts)
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES and path.is_file()
+def _visible(folder: Path, pattern: str) -> list[Path]:
+    """List what is in a folder but for what tools leave, such as .ipynb_checkpoints."""
+    return [
+        path
+        for path in folder.glob(pattern)
+        if not any(p.startswith(".") or p in _OF_TOOLS for p in path.relative_to(folder).parts)
+    ]
 
 
 def _decoded(
@@ -345,19 +319,18 @@ def _decoded(
                 raise HamuError(
                     f"{name} of {source} has more than 8 bits a channel; save it with 0 to 255"
                 )
-            grey = channels == 1 or (channels is None and picture.mode in ("1", "L"))
-            picture = picture.convert("L" if grey else "RGB")
+            is_grey = channels == 1 or (channels is None and picture.mode in ("1", "L"))
+            picture = picture.convert("L" if is_grey else "RGB")
             if size is not None:
                 picture = picture.resize((size, size), Image.Resampling.BILINEAR)
-            array = np.asarray(picture)
-            return array[None] if grey else array.transpose(2, 0, 1)
+            return np.atleast_3d(np.asarray(picture)).transpose(2, 0, 1)
 
     with ThreadPoolExecutor() as pool:
         arrays = list(pool.map(decode, itertools.count(), pictures))
     if not arrays:
         raise HamuError(f"{source} is empty: it has no images")
-    if len({len(array) for array in arrays}) > 1:  # grey and coloured together: all become RGB
-        arrays = [np.repeat(array, 3, axis=0) if len(array) == 1 else array for array in arrays]
+    most = max(len(array) for array in arrays)  # grey and coloured together: all become RGB
+    arrays = [np.broadcast_to(array, (most, *array.shape[1:])) for array in arrays]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) > 1:
         listed = ", ".join("x".join(map(str, shape[1:])) for shape in shapes[:3])

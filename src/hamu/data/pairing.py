@@ -38,6 +38,9 @@ class PairedDataset(Dataset[dict[str, Any]]):
     Attributes:
         focus: (start, positions), at most two: from this place of the run on, counted in pairs, the
             forget data are the records at these positions.
+
+    Raises:
+        HamuError: if a side is empty.
     """
 
     def __init__(
@@ -50,16 +53,12 @@ class PairedDataset(Dataset[dict[str, Any]]):
         shuffle: Shuffle = "epoch",
         with_positions: bool = False,
     ) -> None:
-        self._data = {"retain": retain, "forget": forget}
-        self._lengths = {side: len(data) for side, data in self._data.items()}  # type: ignore[arg-type]
-        for side, length in self._lengths.items():
-            if length == 0:
+        self._data: dict[str, Any] = {"retain": retain, "forget": forget}
+        for side, data in self._data.items():
+            if len(data) == 0:
                 raise HamuError(f"the {side} set is empty; give at least one record to {side}")
-        self._sides = tuple(sides)
-        self._seed = seed
-        self._shuffle = shuffle
-        self._epoch = 0
-        self._with_positions = with_positions
+        self._sides, self._with_positions = tuple(sides), with_positions
+        self._seed, self._shuffle, self._epoch = seed, shuffle, 0
         self.focus: list[tuple[int, list[int]]] = []
 
     def focus_on(self, positions: Sequence[int], start: int) -> None:
@@ -71,7 +70,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
         self.focus = [*self.focus[-1:], (start, list(positions))]
 
     def __len__(self) -> int:
-        return self._lengths["retain"]
+        return len(self._data["retain"])
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; data loaders call this."""
@@ -86,9 +85,9 @@ class PairedDataset(Dataset[dict[str, Any]]):
         Indices below 0, ~i for i, are read for their shape alone: the batch has the "weight" 0.
         """
         batch: dict[str, Any] = {WEIGHT: 0.0} if min(indices) < 0 else {}
-        indices = [~i if i < 0 else i for i in indices]
         for side in self._sides:
-            data, positions = self._data[side], [self._position(side, i) for i in indices]
+            data = self._data[side]
+            positions = [self._position(side, ~i if i < 0 else i) for i in indices]
             if side == "forget" and self._with_positions:
                 positions = list(dict.fromkeys(positions))
                 batch[POSITIONS] = torch.tensor(positions)
@@ -100,7 +99,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
         place, focus = self._epoch * len(self) + index, list[int]()
         if side == "forget":
             focus = next((of for start, of in reversed(self.focus) if place >= start), focus)
-        length = len(focus) or self._lengths[side]
+        length = len(focus) or len(self._data[side])
         turn, place = divmod(place, length)
         if self._shuffle == "once" and not focus:
             turn %= -(-len(self) // length)  # the rounds that begin in the first epoch

@@ -14,6 +14,17 @@ DIGITS = "digits"  # images that come with scikit-learn
 MINIATURE = "miniature"  # texts that come with this package
 
 
+@contextmanager
+def reading(failure: str, remedy: str = "") -> Iterator[None]:
+    """Turn any exception of a library into a HamuError: failure, its first line, remedy."""
+    try:
+        yield
+    except HamuError:
+        raise
+    except Exception as error:  # libraries raise many kinds; the cause is kept
+        raise HamuError(f"{failure}: {first_line(error)}{remedy}") from error
+
+
 def is_of_hub(source: str) -> bool:
     """Return True for a data set or model of the Hugging Face hub."""
     return source.startswith(HUB)
@@ -32,32 +43,45 @@ def located(source: str, data_dir: str | Path | None, bundled: str) -> str:
 
 
 def files_of(source: str | Path, split: str, suffixes: Sequence[str]) -> list[Path]:
-    """List the files of a local data set: itself, or in a folder those of a split, if any."""
+    """List the files of a local data set: itself, or in a folder those of a split, if any.
+
+    A split is one file or all its parquet parts, train-00000-of-00002.parquet and so on, in the
+    folder or in "data" below.
+    """
     path = Path(source)
-    if path.is_dir():
-        return files_of_split(path, split, suffixes)
-    if not path.exists():
+    if not path.is_dir():
+        if not path.exists():
+            raise HamuError(
+                f"{source} is neither a file nor a folder; check the path (--data_dir sets its "
+                f"folder) or write hub:OWNER/NAME for a data set of the hub"
+            )
+        if path.suffix.lower() not in suffixes:
+            raise HamuError(
+                f"{path} is not a data set that can be read; give texts as .jsonl, .json, .csv or "
+                f".parquet, images as .parquet, .npz or a folder per class"
+            )
+        return [path]
+    whole = [file for suffix in suffixes if (file := path / f"{split}{suffix}").is_file()]
+    name = f"{split}-?????-of-?????*.parquet"
+    parts = sorted(path.glob(name)) or sorted(path.glob(f"data/{name}"))
+    if whole or not parts:
+        return whole[:1]
+    number = int(parts[0].name.partition("-of-")[2][:5])
+    if len(parts) != number:
         raise HamuError(
-            f"{source} is neither a file nor a folder; check the path (--data_dir sets its folder) "
-            f"or write hub:OWNER/NAME for a data set of the hub"
+            f"{parts[0].parent} has {len(parts)} files of {split}, by their names there are "
+            f"{number}; get all of one set of them"
         )
-    if path.suffix.lower() not in suffixes:
-        raise HamuError(
-            f"{path} is not a data set that can be read; give texts as .jsonl, .json, .csv or "
-            f".parquet, images as .parquet, .npz or a folder per class"
-        )
-    return [path]
+    return parts
 
 
-@contextmanager
-def reading(failure: str, remedy: str = "") -> Iterator[None]:
-    """Turn any exception of a library into a HamuError: failure, its first line, remedy."""
-    try:
-        yield
-    except HamuError:
-        raise
-    except Exception as error:  # libraries raise many kinds; the cause is kept
-        raise HamuError(f"{failure}: {first_line(error)}{remedy}") from error
+def parquet_table(files: Sequence[Path]) -> Any:
+    """Read parquet files with the same columns as one pyarrow table, without a cache."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with reading(f"{files[0]} cannot be read as parquet"):
+        return pyarrow.concat_tables([parquet.read_table(file) for file in files])
 
 
 def load_from_hub(source: str, split: str) -> Any:
@@ -70,31 +94,3 @@ def load_from_hub(source: str, split: str) -> Any:
     remedy = "; without network, name a local file or folder"
     with reading(f"{source} ({split}) cannot be loaded", remedy):
         return datasets.load_dataset(name, config or None, split=split)
-
-
-def files_of_split(folder: Path, split: str, suffixes: Sequence[str]) -> list[Path]:
-    """List the file of a split in a folder, or all its parquet parts; an empty list without either.
-
-    Parts are named as on the hub, train-00000-of-00002.parquet, in the folder or in "data" below.
-    """
-    whole = [path for suffix in suffixes if (path := folder / f"{split}{suffix}").is_file()]
-    name = f"{split}-?????-of-?????*.parquet"
-    parts = sorted(folder.glob(name)) or sorted(folder.glob(f"data/{name}"))
-    if whole or not parts:
-        return whole[:1]
-    most = parts[0].name.partition("-of-")[2][:5]
-    if f"{len(parts):05}" != most:
-        raise HamuError(
-            f"{parts[0].parent} has {len(parts)} files of {split}, by their names there are "
-            f"{most.lstrip('0')}; get all of one set of them"
-        )
-    return parts
-
-
-def parquet_table(files: Sequence[Path]) -> Any:
-    """Read parquet files with the same columns as one pyarrow table, without a cache."""
-    import pyarrow
-    from pyarrow import parquet
-
-    with reading(f"{files[0]} cannot be read as parquet"):
-        return pyarrow.concat_tables([parquet.read_table(file) for file in files])

@@ -1,4 +1,4 @@
-"""Texts with a prompt and an answer, read from JSON, JSON lines, CSV, parquet or the hub.
+"""Texts with a prompt and an answer: read from files or the hub, and as tokens with labels.
 
 A record is a conversation (`messages`), a `prompt` with its `completion`, a `question` with its
 `answer`, an `instruction` with its `input` and `output`, or `text`.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
 
+from hamu.core.objectives import IGNORED
 from hamu.data.sources import (
     MINIATURE,
     files_of,
-    files_of_split,
     is_of_hub,
     load_from_hub,
     parquet_table,
@@ -27,7 +31,10 @@ from hamu.data.sources import (
 )
 from hamu.errors import HamuError
 
-QUESTION_TEMPLATE = "Question: {question}\nAnswer:"
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+QUESTION_TEMPLATE, _BARE = "Question: {question}\nAnswer:", "{question}"
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
 _CONVERSATIONS = ("messages", "conversations")
@@ -36,6 +43,13 @@ _PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response
 _SHAPES = (*(("", name) for name in _CONVERSATIONS), *_PAIRS, ("", "text"))
 _PLAIN = "none"  # as the column of answers: plain text has none
 _ANSWERS = {word for pair in _PAIRS for word in pair[1:]} | {"label", "target", "reply", "solution"}
+_SPACE = re.compile(r"\s*")
+LossOn = Literal["answer", "all"]
+# Chat templates that write the date all write this one: prompts must not change from day to day.
+_TODAY = datetime(2024, 7, 26)
+_DIRECTIVES = ("-d", "-m", *"aAbBcdDeFHIjmMpSTxXyY")  # of strftime
+_FIXED = "".join(f"|replace('%{sign}', '{_TODAY.strftime('%' + sign)}')" for sign in _DIRECTIVES)
+_DATE = f"{{% macro strftime_now(format) %}}{{{{ format{_FIXED} }}}}{{% endmacro %}}\n"
 
 
 @dataclass(frozen=True)
@@ -93,8 +107,10 @@ class TextRecords:
     def answering(self, column: str) -> TextRecords:
         """Return the same prompts with the answers of a column; a list makes as many records.
 
-        They begin as the answers do: with the same prefix, and the same space behind it. Each
-        record must have a text, or a list of texts, in this column.
+        They begin as the answers do: with the same prefix, and the same space behind it.
+
+        Raises:
+            HamuError: if a record has no text, or list of texts, in this column.
         """
         found, rows = [], []
         for row, record in zip(self.rows.tolist(), self.records, strict=True):
@@ -107,9 +123,8 @@ class TextRecords:
             said = record.answer.removeprefix(record.answer_prefix)
             lead = record.answer_prefix + said[: len(said) - len(said.lstrip())]
             for answer in answers:
-                messages = record.messages
-                if messages:
-                    messages = (*messages[:-1], {**messages[-1], "content": answer})
+                last = [{**message, "content": answer} for message in record.messages[-1:]]
+                messages = (*record.messages[:-1], *last)
                 found.append(replace(record, answer=lead + answer, messages=messages))
                 rows.append(row)
         return TextRecords(tuple(found), self.source, torch.tensor(rows))
@@ -141,23 +156,23 @@ def read_text(
     """
     if "{question}" not in question_template:
         raise HamuError(f"question_template {question_template!r} must have {{question}} in it")
-    rows = _rows(source, split)
+    rows = dict(enumerate(_rows(source, split)))
     if not rows:
         raise HamuError(f"{source} is empty: it has no records")
-    numbers = list(range(len(rows)))
     if source == MINIATURE:
         part = "train" if split == "train" else "holdout"
-        numbers = [number for number in numbers if rows[number]["split"] == part]
-    columns = list(rows[0]) if isinstance(rows[0], dict) else []
+        rows = {number: row for number, row in rows.items() if row["split"] == part}
+    first = next(iter(rows.values()))
+    columns = list(first) if isinstance(first, dict) else []
     prompt, answer = _chosen_columns(columns, source, prompt_column, answer_column)
-    template, prefix = None, ""
+    template, prefix = _BARE, ""
     if prompt == "question" or (prompt and prompt_column is not None):
         template, prefix = question_template, answer_prefix
     records = tuple(
-        _record(rows[number], prompt, answer, template, prefix, f"row {number} of {source}")
-        for number in numbers
+        _record(row, prompt, answer, template, prefix, f"row {number} of {source}")
+        for number, row in rows.items()
     )
-    return TextRecords(records, source, torch.tensor(numbers))
+    return TextRecords(records, source, torch.tensor(list(rows)))
 
 
 def is_text(source: str) -> bool:
@@ -169,7 +184,7 @@ def is_text(source: str) -> bool:
         return True
     path = Path(source)
     if path.is_dir():
-        inner = files_of_split(path, "train", _SUFFIXES)
+        inner = files_of(path, "train", _SUFFIXES)
         return bool(inner) and is_text(str(inner[0]))
     if path.suffix.lower() != ".parquet" or not path.is_file():
         return False
@@ -187,18 +202,15 @@ def is_text(source: str) -> bool:
 def has_test_split(source: str) -> bool:
     """Return True if `read_text(source, "test")` reads other than the training data."""
     path = Path(source)
-    return source == MINIATURE or (path.is_dir() and bool(files_of_split(path, "test", _SUFFIXES)))
+    return source == MINIATURE or (path.is_dir() and bool(files_of(path, "test", _SUFFIXES)))
 
 
-def column_names(columns: Iterable[Any], source: str) -> str:
-    """Join the names of columns for a message; some may be a record of a file without header."""
+def column_names(columns: Iterable[Any]) -> str:
+    """Join the names of columns for a message, unless they seem to be a record."""
     names = [str(column) for column in columns]
     if any(len(name) > 40 or name.count(" ") > 2 for name in names):
-        raise HamuError(
-            f"{source} has {len(names)} columns whose names look like texts; does the file lack "
-            f"its header? If not, name two with --prompt_column and --answer_column"
-        )
-    return ", ".join(names)
+        return "names that look like texts (does the file lack its header?)"
+    return ", ".join(names) or "none"
 
 
 def _rows(source: str, split: str) -> list[Any]:
@@ -224,19 +236,12 @@ def _csv(path: Path) -> list[Any]:
 
 
 def _json(path: Path) -> list[Any]:
-    """Read a JSON list, one JSON value, or a value per line."""
-    content = path.read_text(encoding="utf-8-sig")
-    try:
-        found = json.loads(content)
-        return found if isinstance(found, list) else [found]
-    except ValueError:
-        if content.lstrip().startswith("["):
-            raise
-    rows = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            with reading(f"line {number} of {path} cannot be read as JSON"):
-                rows.append(json.loads(line))
+    """Read JSON values that follow each other; a list stands for its items."""
+    content, decoder, rows = path.read_text(encoding="utf-8-sig"), json.JSONDecoder(), list[Any]()
+    place = 0
+    while (place := _SPACE.match(content, place).end()) < len(content):  # type: ignore[union-attr]
+        value, place = decoder.raw_decode(content, place)
+        rows += value if isinstance(value, list) else [value]
     return rows
 
 
@@ -245,60 +250,56 @@ def _chosen_columns(
 ) -> tuple[str, str]:
     """Choose the columns of prompt and answer; that of the prompt is "" for other shapes."""
     if answer == _PLAIN and _PLAIN not in columns:
-        chosen = ("", prompt or "text")
-    elif prompt or answer:
-        chosen = (prompt or "question", answer or "answer")
-    else:
-        found = next((shape for shape in _SHAPES if {*shape} - {""} <= {*columns}), None)
-        if found is None:
-            raise HamuError(
-                f"{source} has the columns {column_names(columns, source) or 'none'}; expected "
-                f"question and answer, prompt and completion, messages, or text; name others with "
-                f"--prompt_column and --answer_column"
-            )
-        beside = next((c for c in columns if c.strip().lower().removesuffix("s") in _ANSWERS), None)
-        if found == ("", "text") and beside is not None:
-            raise HamuError(
-                f"{source} has the column {beside} beside text, which looks like its answer and "
-                f"would not be used; give --prompt_column text --answer_column {beside} to train "
-                f"on it, or --answer_column {_PLAIN} to leave it out"
-            )
-        return found
-    missing = next((name for name in chosen if name and name not in columns), None)
-    if missing is not None:
-        raise HamuError(f"{source} has no column {missing}; it has {column_names(columns, source)}")
-    return chosen
+        return "", prompt or "text"
+    if prompt or answer:
+        return prompt or "question", answer or "answer"
+    found = next((shape for shape in _SHAPES if {*shape} - {""} <= {*columns}), None)
+    if found is None:
+        raise HamuError(
+            f"{source} has the columns {column_names(columns)}; expected question and answer, "
+            f"prompt and completion, messages, or text; name others with --prompt_column and "
+            f"--answer_column"
+        )
+    beside = next((c for c in columns if c.strip().lower().removesuffix("s") in _ANSWERS), None)
+    if found == ("", "text") and beside is not None:
+        raise HamuError(
+            f"{source} has the column {beside} beside text, which looks like its answer and "
+            f"would not be used; give --prompt_column text --answer_column {beside} to train "
+            f"on it, or --answer_column {_PLAIN} to leave it out"
+        )
+    return found
 
 
 def _record(
-    row: Any, prompt: str, answer: str, template: str | None, prefix: str, where: str
+    row: Any, prompt: str, answer: str, template: str, prefix: str, where: str
 ) -> TextRecord:
     """Make a record of a row; `where` names the row in messages, which never show its content."""
     if not isinstance(row, dict):
         raise HamuError(f"{where} is a {type(row).__name__}; expected a record")
+    messages: tuple[Any, ...] = ()
     if not prompt and answer in _CONVERSATIONS:
         messages = _conversation(row.get(answer), where)
-        *before, last = (message["content"] for message in messages)
-        record = TextRecord("\n".join(before), last, row, messages)
+        *before, said = (message["content"] for message in messages)
+        asked = "\n".join(before)
     else:
-        asked = _cell(row, prompt, where, may_be_empty=template is None) if prompt else ""
-        if template is not None:
-            asked = template.replace("{question}", asked)
-        elif (prompt, answer) == _ALPACA and row.get("input"):
+        is_asked = prompt and not (row.get(prompt) == "" and template == _BARE)
+        asked = _cell(row, prompt, where) if is_asked else ""
+        if (prompt, answer) == _ALPACA and row.get("input"):
             asked = f"{asked}\n{_cell(row, 'input', where)}"
-        said = prefix + _cell(row, answer, where)
-        record = TextRecord(asked, said, row, answer_prefix=prefix)
+        asked, said = template.replace("{question}", asked), prefix + _cell(row, answer, where)
     with reading(f"{where} is not Unicode"):  # JSON allows halves of characters
-        (record.prompt + record.answer).encode()
-    return record
+        (asked + said).encode()
+    return TextRecord(asked, said, row, messages, prefix)
 
 
-def _cell(row: Mapping[str, Any], column: str, where: str, may_be_empty: bool = False) -> str:
+def _cell(row: Mapping[str, Any], column: str, where: str) -> str:
     value = row.get(column)
-    if _is_text(value) or (may_be_empty and value == ""):
+    if _is_text(value):
         return str(value)
     found = type(value).__name__ if value and not isinstance(value, str) else "nothing"
-    raise HamuError(f"{where} has no text in {column}, but {found}")
+    raise HamuError(
+        f"{where} has no text in {column}, but {found}; its columns are {column_names(row)}"
+    )
 
 
 def _is_text(value: Any) -> bool:
@@ -314,3 +315,171 @@ def _conversation(messages: Any, where: str) -> tuple[dict[str, str], ...]:
             f"{where} is no list of messages with role and content, the last of the assistant"
         )
     return tuple(messages)
+
+
+@dataclass(frozen=True, eq=False)
+class TextData(Dataset[dict[str, Tensor]]):
+    """Records as tokens.
+
+    Attributes:
+        texts: the records.
+        tokens: for each record its token ids, prompt first, int32.
+        scored_from: for each record the place of the first token that counts for the loss.
+        truncated: the number of records that were cut to the maximal length.
+    """
+
+    texts: TextRecords
+    tokens: tuple[Tensor, ...]
+    scored_from: tuple[int, ...]
+    truncated: int = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """input_ids [T] and labels [T], -100 where nothing is scored."""
+        ids = self.tokens[index].long()
+        labels = ids.clone()
+        labels[: max(1, self.scored_from[index])] = IGNORED  # nothing predicts the first token
+        return {"input_ids": ids, "labels": labels}
+
+    @property
+    def rows(self) -> Tensor:
+        """The row of each record in its source, [N]."""
+        return self.texts.rows
+
+    def prompt(self, index: int) -> Tensor:
+        """The tokens of the prompt alone, [T], to begin a generation with."""
+        return self.tokens[index][: self.scored_from[index]].long()
+
+    def select(self, positions: Tensor | Sequence[int]) -> TextData:
+        """Return the records at these positions, in this order."""
+        index = torch.as_tensor(positions, dtype=torch.long).tolist()
+        tokens = tuple(self.tokens[i] for i in index)
+        starts = tuple(self.scored_from[i] for i in index)
+        return replace(self, texts=self.texts.select(index), tokens=tokens, scored_from=starts)
+
+
+def encode(
+    texts: TextRecords,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int = 512,
+    loss_on: LossOn = "answer",
+) -> TextData:
+    """Turn records into tokens; the end-of-sequence token follows the answer.
+
+    Prompt and answer are tokenized as one text, which is cut where the answer begins.
+
+    Args:
+        texts: the records.
+        tokenizer: the model's tokenizer.
+        max_length: longer records are cut at their end.
+        loss_on: "answer", or "all" to score the prompt too.
+
+    Raises:
+        HamuError: if a record has no answer token left, or the tokenizer has no chat template that
+            fits a conversation.
+    """
+    if loss_on not in ("answer", "all"):
+        raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")
+    if max_length < 2:
+        raise HamuError(f"max_length {max_length} must be at least 2 tokens")
+    eos = tokenizer.eos_token_id
+    end = [] if eos is None else [eos]
+    pairs = _prompts_and_answers(texts, tokenizer)
+    tokens, starts, truncated = [], [], 0
+    rows = zip(texts.rows.tolist(), texts.records, pairs, strict=True)
+    for row, record, (prompt, answer) in rows:
+        if eos in answer and record.messages:  # a template writes its end, and more behind it
+            answer = answer[: len(answer) - 1 - answer[::-1].index(eos)]
+        elif end and answer[-1:] == end:
+            answer = answer[:-1]  # it has one already
+        ids = [*prompt, *answer, *end]
+        truncated += len(ids) > max_length
+        if len(prompt) >= max_length or not answer or len(ids) < 2:
+            raise HamuError(
+                f"row {row} of {texts.source} has no answer token among its first {max_length} "
+                f"tokens (the prompt has {len(prompt)}); give a larger --max_length"
+            )
+        tokens.append(torch.tensor(ids[:max_length], dtype=torch.int32))
+        starts.append(len(prompt) if loss_on == "answer" else 1)
+    return TextData(texts, tuple(tokens), tuple(starts), truncated)
+
+
+def _prompts_and_answers(
+    texts: TextRecords, tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[list[int], list[int]]]:
+    """Tokenize each prompt, with the tokens that start a text, and its answer, without an end.
+
+    A prompt's tokens are always its own, so that a generation begins as the training did; the
+    answer stands alone where one would be shared.
+    """
+
+    def ids(pieces: list[str], special: bool = False) -> list[list[int]]:
+        return list(map(list, tokenizer(pieces, add_special_tokens=special)["input_ids"]))
+
+    pairs = []
+    for record in texts.records:
+        asked, said = _as_text(record, tokenizer, texts.source)
+        # Spaces at the end of a prompt go with the answer: most tokenizers join them with a word.
+        bare = asked.rstrip(" ")
+        pairs.append((bare, asked[len(bare) :] + said))
+    prompts = ids([prompt for prompt, _ in pairs])
+    wholes = ids([prompt + answer for prompt, answer in pairs])
+    (one,), (started,) = ids(["a"]), ids(["a"], special=True)
+    places = (n for n in range(len(started)) if started[n : n + len(one)] == one)
+    start = started[: next(places, 0)]
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    found = []
+    for record, (_, said), prompt, whole in zip(texts.records, pairs, prompts, wholes, strict=True):
+        answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else ids([said])[0]
+        # The start stands once; a chat template, or the text itself, may have written it already.
+        begin = [] if record.messages else start
+        if prompt:
+            prompt = prompt if prompt[: len(begin)] == begin else [*begin, *prompt]
+        else:  # the first token of a text without a prompt is to be predicted too
+            prompt = begin or bos
+            answer = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
+        found.append((prompt, answer))
+    return found
+
+
+def _as_text(
+    record: TextRecord, tokenizer: PreTrainedTokenizerBase, source: str
+) -> tuple[str, str]:
+    """Write prompt and answer as the model reads them; a chat template writes conversations."""
+    if not record.messages:
+        return record.prompt, record.answer
+    with reading(f"a conversation of {source} does not fit the tokenizer's chat template"):
+        template = _DATE + tokenizer.get_chat_template()
+        written: list[Any] = [
+            tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=template,
+                tokenize=False,
+                add_generation_prompt=messages is not record.messages,
+            )
+            for messages in (record.messages[:-1], record.messages)
+        ]
+        before, whole = written
+        if not whole.startswith(before):
+            raise ValueError("it changes what comes before the answer; give prompt and completion")
+    return before, whole[len(before) :]
+
+
+class TextCollator:
+    """Pads a list of items at their right end: input_ids, attention_mask and labels, [B, T] each.
+
+    Padding is masked and has the label -100. By default it is token 0, which any model has.
+    """
+
+    def __init__(self, pad_token_id: int | None = 0) -> None:
+        self._padding = {"input_ids": pad_token_id or 0, "attention_mask": 0, "labels": IGNORED}
+
+    def __call__(self, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The batch."""
+        rows = [{"attention_mask": torch.ones_like(i["input_ids"])} | dict(i) for i in items]
+        return {
+            name: pad_sequence([row[name] for row in rows], batch_first=True, padding_value=value)
+            for name, value in self._padding.items()
+        }

@@ -1,5 +1,12 @@
 """Evaluation: losses, accuracy, membership inference, TOFU's figures, attacks."""
 
+from hamu.evaluation.answers import (
+    TofuSets,
+    forget_quality,
+    generate_answers,
+    rouge_l_recall,
+    tofu_report,
+)
 from hamu.evaluation.attack_results import (
     AttackResult,
     AttackSettings,
@@ -9,11 +16,9 @@ from hamu.evaluation.attack_results import (
 )
 from hamu.evaluation.attacks import AttackData, attack
 from hamu.evaluation.gains import Gains, hypervolume, pareto_optimal
-from hamu.evaluation.generation import generate_answers, rouge_l_recall
 from hamu.evaluation.membership import membership_inference, privleak, text_membership
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.evaluation.reports import Metric, build_metrics, classifier_report, text_report
-from hamu.evaluation.tofu import TofuSets, forget_quality, tofu_report
 
 __all__ = ["AttackData", "AttackResult", "AttackSettings", "attack", "lasts", "robustness"]
 __all__ += ["Gains", "Metric", "Predictions", "TofuSets", "TokenPredictions", "build_metrics"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, Literal
 
 from hamu.errors import HamuError
@@ -116,26 +117,17 @@ class Outcome:
 
     def mean(self, name: str, at: int) -> float:
         """The mean over seeds of a figure at a strength."""
-        values = self.figures[name][self.at.index(at)]
-        return sum(values) / len(values)
+        return fmean(self.figures[name][self.at.index(at)])
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """All attacks on all models.
-
-    Attributes:
-        kind: "image" or "text".
-        outcomes: by attack and model ("unlearned", "original", "retrained").
-        records: numbers: "forget", the forget set; "measured" at most; "relearned" by relearn-few.
-        skipped: the reason for each attack that was not possible.
-        settings: of the attacks.
-    """
+    """All attacks on all models."""
 
     kind: Kind
-    outcomes: Mapping[str, Mapping[str, Outcome]]
-    records: Mapping[str, int] = field(default_factory=dict)
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    outcomes: Mapping[str, Mapping[str, Outcome]]  # by attack and model
+    records: Mapping[str, int] = field(default_factory=dict)  # forget, measured, relearned
+    skipped: Mapping[str, str] = field(default_factory=dict)  # reason for each impossible attack
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -151,13 +143,11 @@ class AttackResult:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> AttackResult:
         """Restore the result from `to_json`."""
-
-        def outcome(one: Mapping[str, Any]) -> Outcome:
-            figures = {name: tuple(map(tuple, rows)) for name, rows in one["figures"].items()}
-            return Outcome(tuple(one["at"]), figures, tuple(one["retain_accuracy"]))
-
         outcomes = {
-            attack: {role: outcome(one) for role, one in by_model.items()}
+            attack: {
+                role: Outcome(tuple(one["at"]), one["figures"], tuple(one["retain_accuracy"]))
+                for role, one in by_model.items()
+            }
             for attack, by_model in content["outcomes"].items()
         }
         rest = {key: content[key] for key in ("kind", "records", "skipped", "settings")}
@@ -165,14 +155,10 @@ class AttackResult:
 
 
 def lasts(result: AttackResult) -> bool | None:
-    """True if unlearning lasts; None where the attacks cannot tell.
+    """True if unlearning lasts by the rule of docs/attack.md; None where the attacks cannot tell.
 
-    It lasts if 20 steps of relearn-retain, and 40 where they were run, give back at most 10
-    percentage points more than to the retain model, or without a retain model at most 10% of what
-    was forgotten (without an original: all that is not recognised at the start). Of images that is
-    the share of forgotten records that are recognised; of texts the share of the rise of their loss
-    above the original's that is lost again. A text model whose loss stays at or above the retain
-    model's lasts.
+    A text model whose loss stays at or above the retain model's lasts. Without an original, all
+    that is not recognised at the start counts as forgotten.
     """
     return _judged(result)[0]
 
@@ -208,14 +194,10 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
 
     worst = max((steps for steps in _JUDGED if steps in ours.at), key=excess)
     back = excess(worst)
-    if retrained is None and not is_text:
-        back = (back - start) / forgotten
-    if (
-        retrained is not None
-        and is_text
-        and ours.mean("loss", worst) >= retrained.mean("loss", worst)
-    ):
-        return True, "", worst
+    if retrained is None:
+        back = back if is_text else (back - start) / forgotten
+    elif is_text and ours.mean("loss", worst) >= retrained.mean("loss", worst):
+        back = 0.0
     return back <= _MARGIN, "", worst
 
 
@@ -228,11 +210,10 @@ def sentence(result: AttackResult) -> str:
     if RETRAINED in by_model:
         theirs = f" (a model retrained without them: {_given_back(result, RETRAINED, steps):.0%})"
     back = f"{_given_back(result, UNLEARNED, steps):.0%}"
+    what = f"give back {back} of what the loss on the forgotten records had risen"
     if result.kind == "image":
         start = f"{by_model[UNLEARNED].mean('recognised', 0):.0%}"
         what = f"bring the share of forgotten records that it recognises from {start} to {back}"
-    else:
-        what = f"give back {back} of what the loss on the forgotten records had risen"
     head = "It lasts" if verdict else "It does not last"
     return f"{head}: {steps} steps of fine-tuning on the retain data {what}{theirs}."
 
@@ -240,17 +221,12 @@ def sentence(result: AttackResult) -> str:
 def robustness(result: AttackResult) -> dict[str, float]:
     """Robustness to relearning (R) and to quantization (Q), after Dorna et al. 2025; 1 is best.
 
-    With a metric m that is high where a record is known (`recognised`, `extraction_strength`,
-    `exact_memorization`), means over seeds:
-
-    R = min(Δ_retrained / Δ_unlearned, 1), Δ = m after relearn-few less m before, of the forgotten
-    records that were not relearned (they relearn all). 1 where Δ_unlearned is not above 0, and
-    never below 0. It needs the retain model.
-
-    Q = min(after / before, 1) of 1 - m, the share forgotten, at 4 bits; 1 where that is 0 before.
+    R = min(Δ_retrained / Δ_unlearned, 1), Δ the rise of a metric of knowledge by relearn-few on the
+    forgotten records that were not relearned; Q = min(after / before, 1) of the share forgotten, at
+    4 bits. Both are 1 where the model has nothing to lose.
     """
     found: dict[str, float] = {}
-    few, rounded = result.outcomes.get(RELEARN_FEW, {}), result.outcomes.get(QUANTIZE, {})
+    few, rounded = (result.outcomes.get(attack, {}) for attack in (RELEARN_FEW, QUANTIZE))
     for name in _KNOWLEDGE:
         if RETRAINED in few and name in few[UNLEARNED].figures:
             ours, theirs = (

@@ -11,28 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, RandomSampler
 
 from hamu.core.forward import predict_logits
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import TextData
 from hamu.data.forget_sets import draw_positions
 from hamu.errors import HamuError
-from hamu.evaluation.attack_results import (
-    ORIGINAL,
-    PREFILL,
-    QUANTIZE,
-    RELEARN_FEW,
-    RELEARN_UNRELATED,
-    RELEARNING,
-    RETRAINED,
-    SAMPLE,
-    UNLEARNED,
-    AttackResult,
-    AttackSettings,
-    Kind,
-    Outcome,
-)
-from hamu.evaluation.generation import generate_answers, rouge_l_recall
+from hamu.evaluation import attack_results as known
+from hamu.evaluation.answers import generate_answers, rouge_l_recall
+from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind, Outcome
 from hamu.evaluation.predictions import TokenPredictions, predict, predict_tokens
 
 Figures = dict[str, float]
@@ -44,22 +32,14 @@ _BLOCK = 64  # weights per NF4 scale
 
 @dataclass(frozen=True)
 class AttackData:
-    """Unlearning problem as inputs of the attacked model.
+    """Unlearning problem as inputs of the attacked model."""
 
-    Attributes:
-        retain, forget: `ImageData` or `TextData`.
-        collate: makes a batch from a list of items.
-        eval_batch_size: records per forward pass.
-        unrelated: texts that neither set holds, for relearn-unrelated.
-        tokenizer: of a language model, for prefill and sample.
-    """
-
-    retain: Any
+    retain: Any  # `ImageData` or `TextData`
     forget: Any
-    collate: Callable[[Any], Mapping[str, Tensor]]
-    eval_batch_size: int = 64
-    unrelated: Any = None
-    tokenizer: Any = None
+    collate: Callable[[Any], Mapping[str, Tensor]]  # makes a batch from a list of items
+    eval_batch_size: int = 64  # records per forward pass
+    unrelated: Any = None  # texts that neither set holds, for relearn-unrelated
+    tokenizer: Any = None  # of a language model, for prefill and sample
 
     @property
     def kind(self) -> Kind:
@@ -113,7 +93,7 @@ def attack(
     Raises:
         HamuError: if an attack is unknown, or a loss is not finite.
     """
-    models = {UNLEARNED: model, ORIGINAL: original, RETRAINED: retain_model}
+    models = {known.UNLEARNED: model, known.ORIGINAL: original, known.RETRAINED: retain_model}
     given = ((role, one, data) for role, one in models.items() if one is not None)
     return attack_all(given, settings or AttackSettings(), seed)
 
@@ -131,14 +111,14 @@ def attack_all(
     outcomes: dict[str, dict[str, Outcome]] = {}
     for role, model, data in models:
         names, skipped = settings.names(data.kind), _skipped(data, settings)
-        if QUANTIZE in names:
+        if known.QUANTIZE in names:
             check_can_quantize()
         for name in names:
             if name in skipped:
                 advance(settings.work((name,), data.kind))
                 continue
             try:
-                if name in RELEARNING:
+                if name in known.RELEARNING:
                     found = _relearned(model, data, settings, name, seed, advance)
                 else:
                     with _seeded(model, seed):
@@ -151,7 +131,7 @@ def attack_all(
     records = {
         "forget": total,
         "measured": min(total, settings.value("attack_records", kind)),
-        "relearned": settings.relearned(total, kind) if RELEARN_FEW in outcomes else 0,
+        "relearned": settings.relearned(total, kind) if known.RELEARN_FEW in outcomes else 0,
     }
     return AttackResult(kind, outcomes, records, skipped, asdict(settings))
 
@@ -159,15 +139,16 @@ def attack_all(
 def _skipped(data: AttackData, settings: AttackSettings) -> dict[str, str]:
     """Reason for each attack that these data do not allow."""
     found, names = {}, settings.names(data.kind)
-    if RELEARN_FEW in names and len(data.forget) < 2:
-        found[RELEARN_FEW] = "it needs two forgotten records, one to relearn and one to look at"
-    if RELEARN_UNRELATED in names and not data.unrelated:
-        found[RELEARN_UNRELATED] = (
+    if known.RELEARN_FEW in names and len(data.forget) < 2:
+        why = "it needs two forgotten records, one to relearn and one to look at"
+        found[known.RELEARN_FEW] = why
+    if known.RELEARN_UNRELATED in names and not data.unrelated:
+        found[known.RELEARN_UNRELATED] = (
             "all unrelated texts are among those to retain or forget; name others with "
             "--unrelated_data"
         )
-    if SAMPLE in names and not _has_prompts(data.forget):
-        found[SAMPLE] = "plain text has no prompt to answer"
+    if known.SAMPLE in names and not _has_prompts(data.forget):
+        found[known.SAMPLE] = "plain text has no prompt to answer"
     return found
 
 
@@ -189,13 +170,13 @@ def _relearned(
     shared = {id(p): p for p in model.parameters() if not p.requires_grad}
     runs, accuracies = [], []
     for number in range(seed, seed + settings.attack_seeds):
-        items, looked_at = _items(data, settings, name, number)
+        batches, looked_at = _items(data, settings, name, number)
         records = _drawn(looked_at, most, number)
         copied = deepcopy(model, dict(shared))
         trained = [p for p in copied.parameters() if p.requires_grad]
         measured = []
         with _seeded(copied, number):
-            for step in _fine_tune(copied, items, points[-1], optimizer(trained, lr=rate)):
+            for step in _fine_tune(copied, batches, optimizer(trained, lr=rate)):
                 if step in points:
                     measured.append(data.measure(copied, records))
                 advance(step > 0)
@@ -207,44 +188,38 @@ def _relearned(
 def _items(
     data: AttackData, settings: AttackSettings, name: str, seed: int
 ) -> tuple[Iterator[Mapping[str, Tensor]], Any]:
-    """Batches of a fine-tuning, and the forgotten records to measure."""
-    size = settings.value("attack_batch_size", data.kind)
-    if name != RELEARN_FEW:
-        source = data.unrelated if name == RELEARN_UNRELATED else data.retain
-        return (data.collate(batch) for batch in _batches(source, size, seed)), data.forget
+    """Batches of all steps of a fine-tuning, and the forgotten records to measure."""
+    size, steps = (settings.value(f"attack_{n}", data.kind) for n in ("batch_size", "steps"))
+
+    def batches(records: Any, size: int) -> Iterator[list[Any]]:
+        """Records in as many rounds as it takes, each reshuffled."""
+        generator = torch.Generator().manual_seed(seed)
+        order = RandomSampler(records, num_samples=size * steps, generator=generator)
+        for rows in BatchSampler(order, size, drop_last=False):
+            yield [records[i] for i in rows]
+
+    if name != known.RELEARN_FEW:
+        source = data.unrelated if name == known.RELEARN_UNRELATED else data.retain
+        return map(data.collate, batches(source, size)), data.forget
     order = torch.randperm(len(data.forget), generator=torch.Generator().manual_seed(seed))
     count = settings.relearned(len(data.forget), data.kind)
-    few = data.forget.select(order[:count])
+    few, others = data.forget.select(order[:count]), data.forget.select(order[count:])
     of_few = size // 2 if data.kind == "text" else count
     of_retain = size - of_few if data.kind == "text" else size  # images: on top of a whole batch
-    both = zip(_batches(data.retain, of_retain, seed), _batches(few, of_few, seed), strict=True)
-    return (data.collate(one + other) for one, other in both), data.forget.select(order[count:])
-
-
-def _batches(records: Any, size: int, seed: int) -> Iterator[list[Any]]:
-    """Batches of records in endless rounds, each reshuffled."""
-    generator = torch.Generator().manual_seed(seed)
-    order: list[int] = []
-    while True:
-        while len(order) < size:
-            order += torch.randperm(len(records), generator=generator).tolist()
-        yield [records[i] for i in order[:size]]
-        order = order[size:]
+    both = zip(batches(data.retain, of_retain), batches(few, of_few), strict=True)
+    return (data.collate(one + other) for one, other in both), others
 
 
 def _fine_tune(
-    model: nn.Module,
-    items: Iterator[Mapping[str, Tensor]],
-    steps: int,
-    optimizer: torch.optim.Optimizer,
+    model: nn.Module, batches: Iterator[Mapping[str, Tensor]], optimizer: torch.optim.Optimizer
 ) -> Iterator[int]:
     """Minimise the cross-entropy in training mode; yields 0, then the number of each step."""
     device = next(model.parameters()).device
     yield 0
-    for step in range(1, steps + 1):
+    for step, batch in enumerate(batches, 1):
         model.train()
-        batch = {key: value.to(device) for key, value in next(items).items()}
-        scored = Scored.of(predict_logits(model, batch), batch["labels"])
+        inputs = {key: value.to(device) for key, value in batch.items()}
+        scored = Scored.of(predict_logits(model, inputs), inputs["labels"])
         loss = CrossEntropy().total(scored, None) / len(scored.labels)
         if not loss.isfinite():
             raise HamuError(
@@ -271,13 +246,13 @@ def _asked(
 ) -> Outcome:
     """Outcome of an attack that does not train."""
     rows: list[Figures]
-    if name == QUANTIZE:
+    if name == known.QUANTIZE:
         records = _drawn(data.forget, settings.value("attack_records", data.kind), seed)
         at: tuple[int, ...] = _BITS
         rows = [data.measure(quantized(model, bits) if bits else model, records) for bits in at]
         return _outcome(at, [[row] for row in rows])
     records = _drawn(data.forget, settings.attack_answers, seed)
-    if name == PREFILL:
+    if name == known.PREFILL:
         words = settings.prefill_words
         at = (0, words) if _has_prompts(records) else (words,)
         scores = [prefilled(model, data, records, count) for count in at]
@@ -318,8 +293,7 @@ def extraction_strength(predictions: TokenPredictions) -> Tensor:
     whose code gives 1/T where no token fits; here that is 0.
     """
     each = predictions.each(predictions.correct)
-    found = [float(right.flip(0).long().cumprod(0).sum()) / len(right) for right in each]
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.stack([right.flip(0).double().cumprod(0).sum() / len(right) for right in each])
 
 
 def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Scores:
@@ -392,27 +366,20 @@ def quantized(model: nn.Module, bits: int) -> nn.Module:
     8 bits: a scale for each output channel, as LLM.int8() (Dettmers et al. 2022); 4 bits: NF4 in
     blocks of 64 (Dettmers et al. 2023), as Dorna et al. 2025. Weights keep their dtype.
     """
-    functional = check_can_quantize()
-    model = deepcopy(model)
+    functional, model = check_can_quantize(), deepcopy(model)
     of_model: Any = getattr(model, "get_output_embeddings", lambda: None)
     head = getattr(of_model(), "weight", None)
     layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
     weights = {id(layer.weight): layer.weight for layer in layers if layer.weight is not head}
     with torch.no_grad():
         for weight in weights.values():
-            weight.copy_(_rounded(functional, weight.flatten(1), bits).view_as(weight))
+            if bits == 8:
+                values = functional.int8_vectorwise_quant(weight.flatten(1).half().contiguous())
+                found = functional.int8_vectorwise_dequant(*values[:2])
+            else:
+                # flat, as the blocks run over rows: on some CPUs its kernel mixes up several rows
+                values = weight.reshape(1, -1).contiguous()
+                codes = functional.quantize_4bit(values, blocksize=_BLOCK, quant_type="nf4")
+                found = functional.dequantize_4bit(*codes)
+            weight.copy_(found.view_as(weight))
     return model
-
-
-def _rounded(functional: Any, weight: Tensor, bits: int) -> Tensor:
-    """Round a matrix [out, in]."""
-    if bits == 8:
-        values, scales, _ = functional.int8_vectorwise_quant(weight.half().contiguous())
-        found = functional.int8_vectorwise_dequant(values, scales)
-    else:
-        # flat, as the blocks run over rows: on some CPUs its kernel mixes up blocks of several rows
-        codes, state = functional.quantize_4bit(
-            weight.reshape(1, -1).contiguous(), blocksize=_BLOCK, quant_type="nf4"
-        )
-        found = functional.dequantize_4bit(codes, state).view_as(weight)
-    return torch.as_tensor(found).to(weight.dtype)

@@ -12,15 +12,10 @@ Point = tuple[float, float]  # `Gains`, or any two figures of which larger is be
 
 
 class Gains(NamedTuple):
-    """Gains of a model over the one before, in nats; larger is better (paper, Sec. 6).
+    """Gains of a model over the one before, in nats; larger is better (paper, Sec. 6)."""
 
-    Attributes:
-        retain: -ΔL_r, the fall of the retain loss.
-        forget: ΔL_f, the rise of the forget loss.
-    """
-
-    retain: float
-    forget: float
+    retain: float  # -ΔL_r, the fall of the retain loss
+    forget: float  # ΔL_f, the rise of the forget loss
 
     @classmethod
     def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Gains:
@@ -30,7 +25,7 @@ class Gains(NamedTuple):
     @property
     def joint(self) -> float:
         """The smaller gain: above 0 where both sides have gained."""
-        return min(self.forget, self.retain)
+        return min(self)
 
 
 def pareto_optimal(points: Sequence[Point]) -> list[bool]:
@@ -74,28 +69,24 @@ def _check_finite(points: Sequence[Point]) -> None:
 
 def trajectory_of(entries: Iterable[Mapping[str, Any]]) -> list[Gains]:
     """Gains at each entry of "trajectory" in evaluation.json with finite ones, from the origin."""
-    return [Gains(0.0, 0.0), *map(gains_at, drawn_entries(entries))]
+    return [Gains(0.0, 0.0), *map(_gains_at, drawn_entries(entries))]
 
 
 def drawn_entries(entries: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Logged evaluations after the start with finite gains."""
-    return [
-        entry
-        for entry in entries
-        if entry["step"]
-        and all(isinstance(g, int | float) and math.isfinite(g) for g in gains_at(entry))
-    ]
+    return [e for e in entries if e["step"] and all(math.isfinite(g) for g in _gains_at(e))]
 
 
-def gains_at(entry: Mapping[str, Any]) -> Gains:
-    """Gains at a logged evaluation."""
-    return Gains(entry["eval_retain_gain"], entry["eval_forget_gain"])
+def _gains_at(entry: Mapping[str, Any]) -> Gains:
+    """Gains at a logged evaluation; NaN for one that is not there."""
+    gains = (entry[f"eval_{side}_gain"] for side in Gains._fields)
+    return Gains(*(math.nan if gain is None else gain for gain in gains))
 
 
 def gains_of(evaluation: Mapping[str, Any]) -> Gains:
     """Gains of the saved model, by evaluation.json; a run may have returned to an earlier state."""
     before, after = (
-        {side: evaluation[role][side]["loss"] for side in ("retain", "forget")}
+        {side: evaluation[role][side]["loss"] for side in Gains._fields}
         for role in ("before", "after")
     )
     return Gains.between(before, after)

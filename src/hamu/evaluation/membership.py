@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,33 +39,31 @@ class AttackScores:
     members: Tensor  # [N], of forget records
     nonmembers: Tensor  # [M], of records that were never trained on
 
-    @property
-    def is_member(self) -> NDArray[Any]:
-        """1 for each member, then 0 for each nonmember."""
-        return np.repeat([1, 0], [len(self.members), len(self.nonmembers)])
-
-    @property
-    def both(self) -> NDArray[Any]:
-        """All scores in that order."""
-        return np.concatenate([self.members.numpy(), self.nonmembers.numpy()])
+    @cached_property
+    def ranked(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """1 for each member, then 0 for each nonmember; and all scores in that order."""
+        is_member = np.repeat([1, 0], [len(self.members), len(self.nonmembers)])
+        return is_member, torch.cat([self.members, self.nonmembers]).numpy()
 
     @property
     def is_usable(self) -> bool:
         """True if there are scores of both, all finite."""
-        return bool(len(self.members) and len(self.nonmembers) and np.isfinite(self.both).all())
+        return bool(
+            len(self.members) and len(self.nonmembers) and np.isfinite(self.ranked[1]).all()
+        )
 
     @property
     def auc(self) -> float:
         """Area under the ROC curve."""
         from sklearn.metrics import roc_auc_score
 
-        return float(roc_auc_score(self.is_member, self.both))
+        return float(roc_auc_score(*self.ranked))
 
     def roc(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """ROC curve: shares of nonmembers and of members above each threshold, from 0 to 1."""
         from sklearn.metrics import roc_curve
 
-        nonmembers, members, _ = roc_curve(self.is_member, self.both)
+        nonmembers, members, _ = roc_curve(*self.ranked)
         return nonmembers, members
 
 
@@ -74,16 +73,8 @@ def membership_inference(
     """Attack the losses by a logistic regression (after Shokri et al. 2017), and by a threshold.
 
     Each class contributes as many records of the forget as of the test set, drawn at random, so
-    that the attacks cannot win by telling classes apart. 5-fold stratified cross-validation judges
-    the regression, which learns the direction by itself; the threshold (Yeom et al. 2018) takes low
-    losses for those of members, so that its AUC has a direction.
-
-    Args:
-        forget, test: predictions for the forget set, and for data that was never trained on.
-        seed: seed of the draw and of the folds.
-
-    Returns:
-        The figures, or None if fewer than 5 records match by class, or a loss is not finite.
+    that the attacks cannot win by telling classes apart; the test set was never trained on. None if
+    fewer than 5 records match, or a loss is not finite. `seed` is that of draw and folds.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -96,8 +87,9 @@ def membership_inference(
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
     # balanced: an uneven ratio in a fold must neither help nor hurt the regression
     attack = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced"))
-    guesses = cross_val_predict(attack, -scores.both[:, None], scores.is_member, cv=folds)
-    accuracy = float((guesses == scores.is_member).mean())
+    is_member, both = scores.ranked
+    guesses = cross_val_predict(attack, -both[:, None], is_member, cv=folds)
+    accuracy = float((guesses == is_member).mean())
     return MembershipInference(accuracy, scores.auc, len(scores.members))
 
 
@@ -131,14 +123,8 @@ def text_membership(
 ) -> dict[str, float | None] | None:
     """AUC of each attack of `membership_scores`; forget records are the members.
 
-    Args:
-        forget, holdout: predictions for the forget set, and for data that was never trained on.
-        forget_texts, holdout_texts: the scored texts, for zlib: the answers, or with their prompts.
-        k: share of least likely tokens for Min-K%.
-
-    Returns:
-        AUC by name of the attack, None for one with a score that is not finite; or None for all if
-        no attack has a figure.
+    The holdout set was never trained on; the texts are those that are scored, for zlib. None for an
+    attack with a score that is not finite, and for all if none has a figure.
     """
     members = membership_scores(forget, forget_texts, k)
     nonmembers = membership_scores(holdout, holdout_texts, k)
@@ -150,21 +136,13 @@ def text_membership(
 def membership_scores(
     predictions: TokenPredictions, texts: Sequence[str], k: float = 0.2
 ) -> dict[str, Tensor]:
-    """Four scores of each record, [records] float64, over its n scored tokens.
-
-    - `loss`: -NLL, the mean log p per token (Yeom et al. 2018).
-    - `zlib`: -NLL / (bytes of the zlib-compressed text) (Carlini et al. 2021).
-    - `min_k`: the mean log p of the max(1, ⌊n·k⌋) least likely tokens (Shi et al. 2024).
-    - `min_k_plus_plus`: the mean of the max(1, ⌊n·k⌋) lowest (log p - μ)/σ, μ and σ being mean and
-      standard deviation of log p under the model's own prediction (Zhang et al. 2024b).
-    """
-    loss = -predictions.record_losses
-    sizes = [len(zlib.compress(text.encode())) for text in texts]
+    """Four scores of each record, [records] float64, by the formulas of docs/metrics.md."""
+    sizes = torch.tensor([len(zlib.compress(text.encode())) for text in texts])
     spread = predictions.spread.clamp(min=_SMALLEST_SPREAD)
     normalized = (-predictions.losses - predictions.expected) / spread
     return {
-        "loss": loss,
-        "zlib": loss / torch.tensor(sizes, dtype=torch.float64),
+        "loss": -predictions.record_losses,
+        "zlib": -predictions.record_losses / sizes,
         "min_k": min_k_scores(predictions, k),
         "min_k_plus_plus": _mean_of_lowest(predictions, normalized, k),
     }
@@ -182,10 +160,8 @@ def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> 
 
 
 def privleak(auc: float, retain_auc: float) -> float:
-    """(auc - retain_auc) / retain_auc: leakage of the forget set beyond that of the retain model.
+    """(auc - retain_auc) / retain_auc, after PrivLeak of MUSE (Shi et al. 2024); 0 is ideal.
 
-    After PrivLeak of MUSE (Shi et al. 2024), for the AUC of `min_k`; 0 is ideal. Here members score
-    higher, so a model that has not unlearned is above 0. MUSE counts the holdout set as the
-    members: `privleak(1 - auc, 1 - retain_auc)` is their figure (with k = 0.4).
+    MUSE counts the holdout set as the members: `privleak(1 - auc, 1 - retain_auc)` is their figure.
     """
     return (auc - retain_auc) / retain_auc

@@ -25,15 +25,10 @@ _CHUNK = 1024  # tokens whose [chunk, V] intermediates are in memory at once
 
 @dataclass(frozen=True)
 class Predictions:
-    """Logits of a classifier and labels of N samples, on the CPU.
+    """Logits of a classifier and labels of N samples, on the CPU."""
 
-    Attributes:
-        logits: [N, K], float32.
-        labels: [N], int64.
-    """
-
-    logits: Tensor
-    labels: Tensor
+    logits: Tensor  # [N, K], float32
+    labels: Tensor  # [N], int64
 
     @cached_property
     def losses(self) -> Tensor:
@@ -53,23 +48,14 @@ class Predictions:
 
 @dataclass(frozen=True)
 class TokenPredictions:
-    """Predictions of a language model for the N scored tokens of some records, on the CPU.
+    """Predictions of a language model for the N scored tokens of some records, on the CPU."""
 
-    Attributes:
-        losses: -log p of each token, [N] float64.
-        correct: [N] bool, True where the token is the most likely one.
-        expected: Σ_v p_v·log p_v over the vocabulary at each token, [N] float64 (for Min-K%++).
-        spread: the standard deviation of log p_v under p at each token, [N] float64 (for Min-K%++).
-        record: the record of each token, [N] int64, ascending.
-        records: the number of records.
-    """
-
-    losses: Tensor
-    correct: Tensor
-    expected: Tensor
-    spread: Tensor
-    record: Tensor
-    records: int
+    losses: Tensor  # -log p of each token, [N] float64
+    correct: Tensor  # [N] bool, True where the token is the most likely one
+    expected: Tensor  # Σ_v p_v·log p_v over the vocabulary, [N] float64 (for Min-K%++)
+    spread: Tensor  # standard deviation of log p_v under p, [N] float64 (for Min-K%++)
+    record: Tensor  # of each token, [N] int64, ascending
+    records: int  # their number
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -93,16 +79,10 @@ def probabilities(predictions: TokenPredictions) -> Tensor:
 
 
 def predict(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate) -> Predictions:
-    """Predict every image of a data set in evaluation mode.
+    """Predict every image of a data set in evaluation mode; see `predict_logits`.
 
-    Args:
-        model: a classifier; see `predict_logits`.
-        data: items, or batches through `__getitems__`, with labels.
-        batch_size: images per forward pass.
-        collate: makes a batch of items.
-
-    Raises:
-        HamuError: if the data set is empty.
+    `data` gives items with labels, or batches of them through `__getitems__`; `collate` makes a
+    batch of items. An empty data set is a HamuError.
     """
     found: Predictions = _predicted(model, data, batch_size, collate)
     return found
@@ -116,14 +96,8 @@ def predict_tokens(
     Texts of similar length share a batch. Only the logits of scored tokens are computed, if the
     model names its output layer (`get_output_embeddings`).
 
-    Args:
-        model: a language model.
-        data: items with input_ids and labels, e.g. `TextData`.
-        batch_size: texts per forward pass, less where that is more than 8,192 tokens.
-        collate: pads a list of items, e.g. `TextCollator`.
-
-    Raises:
-        HamuError: if the data set is empty.
+    `data` gives items with input_ids and labels, e.g. `TextData`; `collate` pads a list of them. A
+    pass has `batch_size` texts, or less than 8,192 tokens. An empty data set is a HamuError.
     """
     found: TokenPredictions = _predicted(model, data, batch_size, collate, is_text=True)
     return found
@@ -133,8 +107,9 @@ def predict_shared(
     model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate, *, is_text: bool
 ) -> Predictions | TokenPredictions:
     """Run `predict` (for texts `predict_tokens`) shared among all processes; each must call it."""
+    shared = {"world": world_size(), "place": rank()}
     found: Predictions | TokenPredictions = _predicted(
-        model, data, batch_size, collate, is_text=is_text, is_shared=True
+        model, data, batch_size, collate, is_text=is_text, **shared
     )
     return found
 
@@ -188,7 +163,8 @@ def _predicted(
     collate: Collate,
     *,
     is_text: bool = False,
-    is_shared: bool = False,
+    world: int = 1,
+    place: int = 0,
 ) -> Any:
     """`Predictions` or `TokenPredictions`, in the data's order.
 
@@ -200,7 +176,6 @@ def _predicted(
     data = [data[i] for i in range(len(data))] if is_text else data
     lengths = [len(item["input_ids"]) for item in data] if is_text else [0] * len(data)
     order = sorted(range(len(data)), key=lambda i: -lengths[i])
-    world, place = (world_size(), rank()) if is_shared else (1, 0)
     turns = [order[start : start + world] for start in range(0, len(order), world)]
     measure, found = _token_columns if is_text else _columns, []
     device = next(model.parameters()).device
@@ -248,9 +223,16 @@ def _columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
 
 def _token_columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
     """Losses, correct, expected and spread of `TokenPredictions`, and the batch row of each."""
-    scored = _scored(model, batch)
+    scored, figures = _scored(model, batch), []
     parts = (torch.split(of, _CHUNK) for of in (scored.logits, scored.labels))
-    figures = [_token_figures(*part) for part in zip(*parts, strict=True)]
+    for logits, labels in zip(*parts, strict=True):
+        log_p = logits.float().log_softmax(-1)
+        p = log_p.exp()
+        known = log_p.masked_fill(p == 0, 0.0)  # a masked token adds nothing to the moments
+        expected = (p * known).sum(-1)
+        spread = (p * (known - expected[:, None]).square()).sum(-1).sqrt()
+        losses, right = -log_p.gather(1, labels[:, None])[:, 0], _most_likely(logits) == labels
+        figures.append((losses.double(), right, expected.double(), spread.double()))
     return (*_joined(figures), scored.record)
 
 
@@ -278,16 +260,6 @@ def _scored(model: nn.Module, batch: Mapping[str, Tensor]) -> Scored:
     if not narrowed:
         return Scored.of(logits, labels)
     return Scored(logits[0], labels[:, 1:][row, place], row, len(labels))
-
-
-def _token_figures(logits: Tensor, labels: Tensor) -> Columns:
-    log_p = logits.float().log_softmax(-1)
-    p = log_p.exp()
-    known = log_p.masked_fill(p == 0, 0.0)  # a masked token adds nothing to the moments
-    expected = (p * known).sum(-1)
-    spread = (p * (known - expected[:, None]).square()).sum(-1).sqrt()
-    losses = -log_p.gather(1, labels[:, None])[:, 0]
-    return losses.double(), _most_likely(logits) == labels, expected.double(), spread.double()
 
 
 def _most_likely(logits: Tensor) -> Tensor:

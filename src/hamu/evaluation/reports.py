@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from hamu.core.plugins import made, plugins
 from hamu.errors import HamuError
@@ -32,7 +32,7 @@ def classifier_report(
     reference: Mapping[str, Predictions] | None = None,
     seed: int = 42,
 ) -> dict[str, Any]:
-    """Figures of a classifier. All are means over samples.
+    """Figures of a classifier, means over samples, by the formulas of docs/metrics.md.
 
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
@@ -42,22 +42,14 @@ def classifier_report(
         reference: predictions of a retain model for the same sets.
         seed: seed of the membership inference.
 
-    Returns:
-        For each set `loss` (mean cross-entropy), `accuracy`, `samples`, `per_class_loss` and
-        `per_class_accuracy`; `membership_inference` (None without test data). With a reference
-        `against_retain_model`, by set: the differences of loss and accuracy, ours less its own,
-        `kl`, the mean of KL(p_retain_model ‖ p_ours), and `agreement`, the share of samples with
-        the same most likely class; `against_retain_model_per_class`; and `retain_model`, with its
-        `membership_inference` and the `membership_inference_difference`.
-
     Raises:
         HamuError: if the retain model has another number of classes.
     """
     report: dict[str, Any] = {}
     of_sets: dict[str, Any] = {}
     of_classes: dict[str, Any] = {}
+    theirs = None if reference is None else _with_rest(reference, target_class)
     for name, ours in _with_rest(predictions, target_class).items():
-        theirs = None if reference is None else _with_rest(reference, target_class)[name]
         places = {key: (ours.labels == number) for number, key in enumerate(classes)}
         places = {key: chosen for key, chosen in places.items() if chosen.any()}
         by_class = {key: _figures(_of(ours, chosen)) for key, chosen in places.items()}
@@ -65,9 +57,9 @@ def classifier_report(
         for figure in ("loss", "accuracy"):
             report[name][f"per_class_{figure}"] = {key: f[figure] for key, f in by_class.items()}
         if theirs is not None:
-            of_sets[name] = _against(ours, theirs)
+            of_sets[name] = _against(ours, theirs[name])
             of_classes[name] = {
-                key: _against(_of(ours, chosen), _of(theirs, chosen))
+                key: _against(_of(ours, chosen), _of(theirs[name], chosen))
                 for key, chosen in places.items()
             }
     report["membership_inference"] = inference = _inference(predictions, seed)
@@ -76,39 +68,24 @@ def classifier_report(
     found, difference = _inference(reference, seed), None
     if inference is not None and found is not None:
         difference = {key: inference[key] - found[key] for key in ("accuracy", "auc")}
-    return report | {
-        "against_retain_model": of_sets,
-        "against_retain_model_per_class": of_classes,
-        "retain_model": {
-            "membership_inference": found,
-            "membership_inference_difference": difference,
-        },
-    }
+    retain_model = {"membership_inference": found, "membership_inference_difference": difference}
+    against = {"against_retain_model": of_sets, "against_retain_model_per_class": of_classes}
+    return report | against | {"retain_model": retain_model}
 
 
 def text_report(
     predictions: Mapping[str, TokenPredictions], *, texts: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Figures of a language model.
+    """Figures of a language model, by the formulas of docs/metrics.md.
 
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
         texts: by set, the scored text of each record, for the attack zlib.
-
-    Returns:
-        For each set `loss` and `accuracy` (means over scored tokens), `probability` (mean over
-        records, see `probabilities`), `records` and `tokens`; and `membership_inference`, see
-        `text_membership` (None without test data).
     """
-    report: dict[str, Any] = {
-        name: {
-            **_figures(one),
-            "probability": probabilities(one).mean().item(),
-            "records": one.records,
-            "tokens": len(one.losses),
-        }
-        for name, one in predictions.items()
-    }
+    report: dict[str, Any] = {}
+    for name, one in predictions.items():
+        counts = {"records": one.records, "tokens": len(one.losses)}
+        report[name] = _figures(one) | {"probability": probabilities(one).mean().item()} | counts
     report["membership_inference"] = None
     if "test" in predictions:
         report["membership_inference"] = text_membership(
@@ -129,11 +106,11 @@ def _with_rest(
     return sets
 
 
-def _of(predictions: Predictions, chosen: torch.Tensor) -> Predictions:
+def _of(predictions: Predictions, chosen: Tensor) -> Predictions:
     return Predictions(predictions.logits[chosen], predictions.labels[chosen])
 
 
-def _figures(predictions: Predictions | TokenPredictions) -> dict[str, float]:
+def _figures(predictions: Predictions | TokenPredictions) -> dict[str, Any]:
     accuracy = predictions.correct.double().mean().item()
     return {"loss": predictions.losses.mean().item(), "accuracy": accuracy}
 
@@ -187,20 +164,22 @@ def change_intervals(
 
 def _per_record(predictions: Predictions | TokenPredictions) -> dict[str, NDArray[Any]]:
     """Numerator and denominator of each figure, [2, records]."""
+    pairs: dict[str, tuple[Any, Any]]
     if isinstance(predictions, Predictions):
-        losses, correct = predictions.losses, predictions.correct.double()
-        one = torch.ones_like(losses)
-        pairs = {"loss": (losses, one), "accuracy": (correct, one)}
+        pairs = {"loss": (predictions.losses, 1), "accuracy": (predictions.correct, 1)}
     else:
-        tokens = predictions.lengths.double()
-        right = torch.zeros_like(tokens)
+        tokens = predictions.lengths
+        right = torch.zeros(len(tokens), dtype=torch.float64)
         right.index_add_(0, predictions.record, predictions.correct.double())
         pairs = {
             "loss": (predictions.record_losses * tokens, tokens),
             "accuracy": (right, tokens),
-            "probability": (probabilities(predictions), torch.ones_like(tokens)),
+            "probability": (probabilities(predictions), 1),
         }
-    return {name: torch.stack(pair).numpy() for name, pair in pairs.items()}
+    return {
+        name: np.stack(np.broadcast_arrays(of, count)).astype(float)
+        for name, (of, count) in pairs.items()
+    }
 
 
 def _intervals(figures: Mapping[str, NDArray[Any]], seed: int) -> Ends:
@@ -217,13 +196,9 @@ def _intervals(figures: Mapping[str, NDArray[Any]], seed: int) -> Ends:
 
 
 class Metric(ABC):
-    """Figure of a model from another package's entry point in `hamu.metrics`.
+    """Figure of a model from another package's entry point in `hamu.metrics`."""
 
-    Attributes:
-        name: its name in every report.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # in every report
 
     @abstractmethod
     def measure(self, predictions: BySet, reference: BySet | None) -> float | None:

@@ -1,4 +1,8 @@
-"""Image classifiers, new or saved, their image processors, and checks that they fit the data."""
+"""Image classifiers, new or saved, their image processors, and checks that they fit the data.
+
+ResNet-20 (He et al. 2016, Sec. 4.2) is the paper's classifier for CIFAR-10;
+`AutoModelForImageClassification` loads it.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +13,22 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import nn
-from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils.hub import cached_file
 
 from hamu.core.forward import evaluating, predict_logits
 from hamu.core.gram import trainable_parameters
 from hamu.data import ImageData
 from hamu.data.sources import HUB, is_of_hub, reading
-from hamu.errors import HamuError, first_line
-from hamu.models.resnet import SmallResNet, SmallResNetConfig
+from hamu.errors import HamuError
 from hamu.models.storage import CONFIG, check_is_saved, check_undamaged, config_of, from_pretrained
 
 NEW_CLASSIFIER = r"resnet(\d+)"
@@ -27,6 +37,106 @@ _NUMBER = re.compile(r"(LABEL_)?\d+")  # transformers' name of a class that has 
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _SIDE = 64  # of the images that are tried: whatever their size becomes, they are of one colour
 _CLOSE = 1e-4
+
+
+class SmallResNetConfig(PretrainedConfig):
+    """Configuration of a `SmallResNet`.
+
+    Args:
+        depth: number of weighted layers, 6n+2 (20 in the paper).
+        width: channels of the first stage; the next two have twice and four times as many.
+        num_channels: channels of the input image.
+        image_mean, image_std: per-channel normalisation that the model was trained with, for pixels
+            in [0, 1].
+    """
+
+    model_type = "small_resnet"
+
+    def __init__(
+        self,
+        depth: int = 20,
+        width: int = 16,
+        num_channels: int = 3,
+        image_mean: list[float] | None = None,
+        image_std: list[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if depth < 8 or (depth - 2) % 6:
+            raise HamuError(f"a small ResNet has depth 6n+2 (8, 14, 20, 32, ...); got {depth}")
+        self.depth = depth
+        self.width = width
+        self.num_channels = num_channels
+        self.image_mean = image_mean
+        self.image_std = image_std
+        super().__init__(**kwargs)
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions and a parameter-free shortcut (option A: subsample, pad channels)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.stride = stride
+        self.new_channels = outputs - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        if self.stride > 1:
+            x = x[:, :, :: self.stride, :: self.stride]
+        if self.new_channels:
+            before = self.new_channels // 2
+            x = nn.functional.pad(x, (0, 0, 0, 0, before, self.new_channels - before))
+        return torch.relu(out + x)
+
+
+class SmallResNet(PreTrainedModel):
+    """The classifier. Input: normalised pixels [B, C, H, W]; output: logits [B, num_labels]."""
+
+    config_class = SmallResNetConfig
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: SmallResNetConfig) -> None:
+        super().__init__(config)
+        width, blocks = config.width, (config.depth - 2) // 6
+        self.conv = nn.Conv2d(config.num_channels, width, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        layers = []
+        inputs = width
+        for stage in range(3):
+            outputs = width * 2**stage
+            for block in range(blocks):
+                layers.append(_Block(inputs, outputs, stride=2 if stage > 0 and block == 0 else 1))
+                inputs = outputs
+        self.blocks = nn.Sequential(*layers)
+        self.classifier = nn.Linear(inputs, config.num_labels or 0)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()
+            module.reset_running_stats()
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
+        """Logits, and the mean cross-entropy where labels [B] are given."""
+        features = self.blocks(torch.relu(self.norm(self.conv(pixel_values))))
+        logits = self.classifier(features.mean(dim=(2, 3)))
+        loss = None if labels is None else nn.functional.cross_entropy(logits.float(), labels)
+        return ImageClassifierOutput(loss=loss, logits=logits)
+
+
+AutoConfig.register(SmallResNetConfig.model_type, SmallResNetConfig)
+AutoModelForImageClassification.register(SmallResNetConfig, SmallResNet)
 
 
 def new_classifier(
@@ -51,16 +161,9 @@ def new_classifier(
         if model.config.image_mean is None:
             model.config.image_mean, model.config.image_std = mean, std
         return model
-    return SmallResNet(
-        SmallResNetConfig(
-            depth=int(match[1]),
-            num_channels=data.pixels.shape[1],
-            image_mean=mean,
-            image_std=std,
-            id2label=dict(enumerate(data.classes)),
-            label2id={name: number for number, name in enumerate(data.classes)},
-        )
-    )
+    config = SmallResNetConfig(int(match[1]), 16, data.pixels.shape[1], mean, std)
+    _name_classes(config, dict(enumerate(data.classes)))
+    return SmallResNet(config)
 
 
 def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -75,17 +178,15 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
             image processor does more than a shift and a scale of each channel.
     """
     check_is_saved(source, CLASSIFIER_CONFIGS)
-    # dtype "auto" would train a half-precision copy in half precision
     model: PreTrainedModel = from_pretrained(
         AutoModelForImageClassification,
         source,
-        dtype=torch.float32,
+        dtype=torch.float32,  # "auto" would train a half-precision copy in half precision
         trust_remote_code=trust_remote_code,
     )
     check_undamaged(model, source)
     config = model.config
-    stated = [getattr(config, name, None) for name in ("image_mean", "image_std")]
-    if None in stated:
+    if None in (getattr(config, "image_mean", None), getattr(config, "image_std", None)):
         processor = load_image_processor(source, trust_remote_code=trust_remote_code)
         config.image_mean = config.image_std = None
         if processor is not None:
@@ -162,9 +263,12 @@ def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
     if is_named or all(map(_NUMBER.fullmatch, classes)) or len(names) < len(classes):
         return False
     unnamed = {number: f"LABEL_{number}" for number in names}
-    model.config.id2label = unnamed | dict(enumerate(classes))
-    model.config.label2id = {name: number for number, name in model.config.id2label.items()}
+    _name_classes(model.config, unnamed | dict(enumerate(classes)))
     return True
+
+
+def _name_classes(config: Any, names: dict[int, str]) -> None:
+    config.id2label, config.label2id = names, {name: number for number, name in names.items()}
 
 
 def check_as_many_classes(source: str, other: str, role: str = "retain") -> None:
@@ -176,33 +280,38 @@ def check_as_many_classes(source: str, other: str, role: str = "retain") -> None
 
 
 def check_fits(model: nn.Module, data: ImageData) -> None:
-    """Check that channels, classes and size of the images fit the model, and try one of them."""
+    """Check that channels, classes and size of the images fit the model, and try one of them.
+
+    Raises:
+        HamuError: if they do not fit, or the model has nothing to train.
+    """
     trainable_parameters(model)
     config = getattr(model, "config", None)
-    channels = getattr(config, "num_channels", None)
-    if channels is not None and channels != data.pixels.shape[1]:
+    channels, classes, size, names = (
+        getattr(config, name, None)
+        for name in ("num_channels", "num_labels", "image_size", "id2label")
+    )
+    if channels not in (None, data.pixels.shape[1]):
         raise HamuError(
             f"the model takes {channels} channels, those of {data.source} have "
             f"{data.pixels.shape[1]}; give --num_channels {channels} to convert them"
         )
-    classes = getattr(config, "num_labels", None)
     highest = int(data.labels.max())
     if classes is not None and highest >= classes:
         raise HamuError(
             f"label {highest} of {data.source} is out of range: the model has {classes} classes; "
             f"use the data it was trained on, or a model with at least {highest + 1} classes"
         )
-    _check_names(getattr(config, "id2label", None) or {}, data.classes)
+    _check_names(names or {}, data.classes)
     device = next(model.parameters()).device
-    try:
-        with torch.no_grad(), evaluating(model):
-            predict_logits(model, {"pixel_values": data[0]["pixel_values"][None].to(device)})
-    except (ValueError, RuntimeError) as error:
-        size = getattr(config, "image_size", None) or "N"
-        raise HamuError(
-            f"the model cannot take the images of {data.source}, {tuple(data.pixels.shape[1:])}: "
-            f"{first_line(error)}; give --image_size {size} to resize them"
-        ) from error
+    remedy = f"; give --image_size {size or 'N'} to resize them"
+    shape = tuple(data.pixels.shape[1:])
+    with (
+        reading(f"the model cannot take the images of {data.source}, {shape}", remedy),
+        torch.no_grad(),
+        evaluating(model),
+    ):
+        predict_logits(model, {"pixel_values": data[0]["pixel_values"][None].to(device)})
 
 
 def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
@@ -210,14 +319,9 @@ def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
     ours = [str(name) for name in names.values()]
     shared = {*ours} & {*theirs}
     order = [str(names.get(number, "")) for number in range(len(theirs))]
-    first, second = ", ".join(order[:4]), ", ".join(theirs[:4])
-    if shared and order != list(theirs):
-        raise HamuError(
-            f"the model numbers the classes {first}, ..., the data {second}, ...; order both alike"
-        )
     unnamed = all(map(_NUMBER.fullmatch, ours)) or all(map(_NUMBER.fullmatch, theirs))
-    if not shared and not unnamed:
+    if order != list(theirs) and (shared or not unnamed):
         raise HamuError(
-            f"no class of the model, {first}, ..., is one of the data, {second}, ... (upper and "
-            f"lower case count); name them alike"
+            f"the model names its classes {', '.join(order[:4])}, ..., the data "
+            f"{', '.join(theirs[:4])}, ...; name and order both alike (upper and lower case count)"
         )

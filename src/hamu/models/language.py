@@ -30,12 +30,12 @@ from hamu.models.storage import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CONFIG,
+    SAVES_EMBEDDINGS,
     check_is_saved,
     check_undamaged,
     from_pretrained,
     is_adapter,
     no_safetensors,
-    set_saves_embeddings,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 TINY = "tiny-llama"
 DTYPES = ("float32", "bfloat16", "float16", "auto")
+FOUR_BIT = "4bit"  # NF4 (Dettmers et al. 2023), for a base whose adapter is trained
 _END, _PAD = "<|end|>", "<|pad|>"
 _ALL_LINEAR = "all-linear"  # PEFT's word, which stands alone
 
@@ -98,24 +99,20 @@ def load_tokenizer(
     source: str, base_model: str | None = None, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer beside a model; beside its base model, if an adapter has none."""
+    remedy = "; --tokenizer takes that of another model"
     try:
-        return _tokenizer_beside(source, trust_remote_code)
+        with reading(f"the tokenizer of {source} cannot be loaded", remedy):
+            tokenizer = AutoTokenizer.from_pretrained(
+                source.removeprefix(HUB),
+                local_files_only=not is_of_hub(source),
+                trust_remote_code=trust_remote_code,
+            )
+            tokenizer("Does it work?")
     except HamuError:
         base = base_of(source, base_model)
-        if base is None:
+        if base in (None, source):
             raise
-        return _tokenizer_beside(base, trust_remote_code)
-
-
-def _tokenizer_beside(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    remedy = "; --tokenizer takes that of another model"
-    with reading(f"the tokenizer of {source} cannot be loaded", remedy):
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.removeprefix(HUB),
-            local_files_only=not is_of_hub(source),
-            trust_remote_code=trust_remote_code,
-        )
-        tokenizer("Does it work?")
+        return load_tokenizer(str(base), base, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -135,11 +132,13 @@ def load_language_model(
         source: a folder with config.json or adapter_config.json, or "hub:OWNER/NAME".
         base_model: where an adapter's base model lies, if not where the adapter says.
         adapter: puts a new adapter on a whole model; a saved one stays alone, and is trained on.
-        dtype: "float32", "bfloat16", "float16", or "auto" for the file's; adapters are float32.
+        dtype: "float32", "bfloat16", "float16", "auto" for the file's, or "4bit" for NF4 weights of
+            the linear layers but the head, by bitsandbytes; adapters are float32.
         trust_remote_code: run the code that comes with the model; that can do anything.
 
     Raises:
-        HamuError: if it is not there, cannot be loaded, or has weights that are not finite.
+        HamuError: if it is not there, cannot be loaded, or has weights that are not finite;
+            without bitsandbytes for "4bit".
     """
     check_dtype(dtype)
     check_is_saved(source)
@@ -148,38 +147,74 @@ def load_language_model(
     model = from_pretrained(
         AutoModelForCausalLM,
         base,
-        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        dtype=dtype if dtype == "auto" else stored_in(dtype),
         trust_remote_code=trust_remote_code,
         all_of_it=True,
+        **({"quantization_config": _four_bit()} if dtype == FOUR_BIT else {}),
     )
     model.config.use_cache = False
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # bitsandbytes would pack weights for
+            module.support_avx512bf16_for_cpu = False  # evaluation, and pass no gradient after it
     if base_of_adapter is not None:
         model = _with_saved_adapter(model, source)
     elif adapter is not None:
         model = with_adapter(model, adapter)
     for config in getattr(model, "peft_config", {}).values():  # saved, to be found from anywhere
-        config.base_model_name_or_path = (
-            base.removeprefix(HUB) if is_of_hub(base) else str(Path(base).resolve())
-        )
+        config.base_model_name_or_path = place_of(base)
     check_undamaged(model, source)
     return model
 
 
+def place_of(source: str) -> str:
+    """Return the name that PEFT finds a model by: of the hub, or the whole path."""
+    return source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
+
+
 def check_dtype(name: str) -> None:
     """Check the name of a model's data type."""
-    if name not in DTYPES:
+    if name not in (*DTYPES, FOUR_BIT):
         raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join(DTYPES)}")
+
+
+def default_dtype(*, has_adapter: bool) -> str:
+    """Name the type in which to load a model: bfloat16 under an adapter on a GPU, else float32."""
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return "bfloat16" if has_adapter and on_gpu else "float32"
+
+
+def stored_in(dtype: str) -> torch.dtype:
+    """Return the type of the weights that are no NF4; in it those are multiplied too."""
+    if dtype == FOUR_BIT:
+        dtype = default_dtype(has_adapter=True)
+    found: torch.dtype = getattr(torch, dtype)
+    return found
+
+
+def _four_bit() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise HamuError(
+            "4-bit weights need bitsandbytes, which is not installed; pip install "
+            "'hamu[quantize]', or leave load_in_4bit out"
+        ) from error
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=stored_in(FOUR_BIT),
+    )
 
 
 def _with_saved_adapter(model: Any, source: str) -> Any:
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
-    where = source.removeprefix(HUB)
-    if not is_of_hub(source):
-        # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen.
-        if not (Path(source) / ADAPTER_WEIGHTS).is_file():
-            raise no_safetensors(f"the adapter {source}")
-        where = str(Path(source).resolve())
+    where = place_of(source)
+    # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen
+    if not is_of_hub(source) and not (Path(where) / ADAPTER_WEIGHTS).is_file():
+        raise no_safetensors(f"the adapter {source}")
     with reading(f"the adapter {source} cannot be loaded"):
         model = PeftModel.from_pretrained(model, where, is_trainable=True)
         own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
@@ -187,7 +222,7 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
         with_embeddings = get_peft_model_state_dict(model, save_embedding_layers=True).keys()
     if own - saved:
         raise HamuError(f"the adapter {source} lacks {min(own - saved)}; start from a whole copy")
-    set_saves_embeddings(model, bool((with_embeddings - own) & saved))
+    setattr(model, SAVES_EMBEDDINGS, bool((with_embeddings - own) & saved))
     return model
 
 
@@ -257,8 +292,7 @@ def longest_text(model: Any) -> int | None:
     """Return the most tokens that the model can read at once, None if it does not say."""
     config: Any = getattr(model, "config", None)
     inner = config.get_text_config() if hasattr(config, "get_text_config") else config
-    value = getattr(inner, "max_position_embeddings", None)
-    return int(value) if value else None
+    return getattr(inner, "max_position_embeddings", None) or None
 
 
 def check_reads(model: Any, data: TextData) -> None:
@@ -293,9 +327,7 @@ def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     kind = getattr(config, "model_type", type(model).__name__)
     if getattr(config, "is_encoder_decoder", False):
         raise HamuError(f"a model of type {kind} has an encoder; give a causal language model")
-    real = batch.get("attention_mask")
-    if real is None or real.shape != ids.shape:
-        real = torch.ones_like(ids)
+    real = batch.get("attention_mask", torch.ones_like(ids))
     last = (real != 0).long().mul(torch.arange(ids.shape[1], device=ids.device)).amax(1)
     row = int(last.argmax())
     place = int(last[row])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +11,17 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hamu.core.forward import evaluating, predict_logits
-from hamu.data.sources import HUB, is_of_hub, reading
-from hamu.models.language import AdapterSettings, base_of, check_dtype, longest_text, with_adapter
+from hamu.data.sources import is_of_hub, reading
+from hamu.models.language import (
+    FOUR_BIT,
+    AdapterSettings,
+    base_of,
+    check_dtype,
+    longest_text,
+    place_of,
+    stored_in,
+    with_adapter,
+)
 from hamu.models.storage import refuse_encoder
 
 # Published shapes of models that recipes name: a plan needs no look at the hub.
@@ -34,7 +42,7 @@ class ModelShape:
     hidden: int
     vocabulary: int
     longest: int | None  # see `longest_text`
-    bytes_per_parameter: int  # of the frozen ones; what is trained is float32 if it is an adapter
+    frozen_bytes: int  # what is trained is float32 if it is an adapter
 
 
 def model_shape(
@@ -46,17 +54,26 @@ def model_shape(
     trust_remote_code: bool = False,
 ) -> ModelShape:
     """Return the shape that `load_language_model` would load, from the configuration alone."""
-    base_of_adapter = None if source in KNOWN else base_of(source, base_model)
-    whole = base_of_adapter or source
-    config = _configuration(whole, trust_remote_code)
-    refuse_encoder(config, whole)
+    from peft import PeftConfig, get_peft_model
+
+    base = None if source in KNOWN else base_of(source, base_model)
+    whole, trusted = base or source, {"trust_remote_code": trust_remote_code}
     with (
         reading(f"a language model after the configuration of {whole} cannot be loaded"),
         torch.device("meta"),
     ):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        if base_of_adapter is not None:
-            model = _like_saved(model, source)
+        config: Any = KNOWN[whole]() if whole in KNOWN else None
+        config = config or AutoConfig.from_pretrained(
+            place_of(whole), local_files_only=not is_of_hub(whole), **trusted
+        )
+        refuse_encoder(config, whole)
+        model: Any = AutoModelForCausalLM.from_config(config, **trusted)
+        if base is not None:
+            form: Any = PeftConfig.from_pretrained(place_of(source))
+            form.inference_mode = False
+            if hasattr(form, "init_lora_weights"):
+                form.init_lora_weights = True  # other ways need the weights
+            model = get_peft_model(model, form)
         elif adapter is not None:
             model = with_adapter(model, adapter)
     return shape_of(model, dtype)
@@ -65,7 +82,13 @@ def model_shape(
 def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
     """Return the shape of a language model, with its adapter if it has one."""
     check_dtype(dtype)
-    own = getattr(torch, dtype) if dtype != "auto" else model.config.dtype or torch.float32
+    own = stored_in(dtype) if dtype != "auto" else model.config.dtype or torch.float32
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) * own.itemsize
+    if dtype == FOUR_BIT:  # half a byte, and a float32 scale for each 64 weights
+        head = model.get_output_embeddings()
+        linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+        packed = sum(m.weight.numel() for m in linear if not m.weight.requires_grad)
+        frozen -= round(packed * (own.itemsize - 0.5 - 4 / 64))
     text = model.config.get_text_config()  # a model for images and text has one inside
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
@@ -74,7 +97,7 @@ def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,
         longest=longest_text(model),
-        bytes_per_parameter=own.itemsize,
+        frozen_bytes=frozen,
     )
 
 
@@ -90,8 +113,7 @@ def estimate_memory(
     activations = per_layer * shape.layers
     if checkpointing:
         activations = 2 * tokens * shape.hidden * shape.layers + per_layer
-    frozen = (shape.parameters - shape.trainable) * shape.bytes_per_parameter
-    return memory_of_weights(4 * shape.trainable, frozen, **copies) | {
+    return memory_of_weights(4 * shape.trainable, shape.frozen_bytes, **copies) | {
         "activations": activations / 1e9,
         "logits": 10 * tokens * shape.vocabulary / 1e9,
     }
@@ -126,26 +148,3 @@ def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:
     weights = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     del logits
     return sum(size for place, size in kept.items() if place not in weights)
-
-
-def _like_saved(model: nn.Module, source: str) -> Any:
-    """Put an adapter of the form of a saved one on a model, to be trained."""
-    from peft import PeftConfig, get_peft_model
-
-    where = source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
-    config: Any = PeftConfig.from_pretrained(where)
-    config.inference_mode = False
-    if hasattr(config, "init_lora_weights"):
-        config.init_lora_weights = True  # other ways need the weights
-    return get_peft_model(model, config)
-
-
-def _configuration(source: str, trust_remote_code: bool) -> Any:
-    if source in KNOWN:
-        return KNOWN[source]()
-    with reading(f"the configuration of {source} cannot be loaded"):
-        return AutoConfig.from_pretrained(
-            source.removeprefix(HUB),
-            local_files_only=not is_of_hub(source),
-            trust_remote_code=trust_remote_code,
-        )

@@ -28,13 +28,20 @@ from hamu.files import CHECKPOINT, MODEL
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
+SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: True if its adapter's file had them
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
     r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq"
     r"|(cos|sin)_cached|embed_positions\.weights)$"
 )
 _REST = "rest.safetensors"
-_RESUME = "resume with the model that the run was started with"
-_SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: True if its adapter's file had them
+
+
+class NeedsCode(HamuError):
+    """A model is defined by code that comes with it."""
+
+
+class CannotMerge(HamuError):
+    """An adapter cannot be put into its model."""
 
 
 def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
@@ -42,19 +49,19 @@ def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
     folder = Path(source)
     if is_of_hub(source) or any((folder / name).is_file() for name in configs):
         return
-    if any((folder / MODEL / name).is_file() for name in CONFIGS):
-        raise HamuError(f"{source} is the folder of a run; its model is {folder / MODEL}")
-    steps = [path.name.removeprefix(CHECKPOINT) for path in folder.glob(f"{CHECKPOINT}*")]
-    newest = max((int(step) for step in steps if step.isdecimal()), default=None)
-    if newest is not None:
-        raise HamuError(
-            f"{source} is the folder of a run that has no model yet: resume it, or give its "
-            f"newest checkpoint, {folder / CHECKPOINT}{newest}"
-        )
+    of_run = [folder / MODEL, *sorted(folder.glob(f"{CHECKPOINT}*"), key=_step, reverse=True)]
+    found = next((p for p in of_run if any((p / name).is_file() for name in CONFIGS)), None)
+    if found is not None:
+        raise HamuError(f"{source} is the folder of a run; its model is {found}")
     raise HamuError(
         f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written "
         f"by save_pretrained (or by `hamu train`), or hub:OWNER/NAME"
     )
+
+
+def _step(checkpoint: Path) -> int:
+    step = checkpoint.name.removeprefix(CHECKPOINT)
+    return int(step) if step.isdecimal() else -1
 
 
 def no_safetensors(model: str) -> HamuError:
@@ -65,17 +72,20 @@ def no_safetensors(model: str) -> HamuError:
     )
 
 
-class NeedsCode(HamuError):
-    """A model is defined by code that comes with it."""
-
-
 def from_pretrained(
-    kind: Any, source: str, *, dtype: Any, trust_remote_code: bool = False, all_of_it: bool = False
+    kind: Any,
+    source: str,
+    *,
+    dtype: Any,
+    trust_remote_code: bool = False,
+    all_of_it: bool = False,
+    **more: Any,
 ) -> Any:
     """Load a whole saved model of one of transformers' Auto classes, from safetensors alone.
 
     No weight may be missing, or have another shape than config.json says. `all_of_it` refuses
-    weights for which this kind has no place, such as an encoder or the head of another task.
+    weights for which this kind has no place, such as an encoder or the head of another task. `more`
+    goes to transformers.
     """
     is_local, where = not is_of_hub(source), source.removeprefix(HUB)
     settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
@@ -99,23 +109,19 @@ def from_pretrained(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # else transformers names them in its log alone
             **settings,
+            **more,
         )
-    if found["mismatched_keys"]:
-        name, saved, wanted = min(found["mismatched_keys"])
-        raise HamuError(
-            f"the model {source} has {name} as {tuple(saved)}, by its config.json it is "
-            f"{tuple(wanted)}; put back the config.json that the weights were saved with"
-        )
-    if found["missing_keys"]:
-        raise HamuError(
-            f"the model {source} lacks {min(found['missing_keys'])}; start from a whole copy"
-        )
-    lost = [name for name in found["unexpected_keys"] if not _COMPUTED.search(name)]
-    if all_of_it and lost:
-        raise HamuError(
-            f"the model {source} has {min(lost)}, for which a {type(model).__name__} has no "
-            f"place, and which would be lost; it is of another kind than its config.json says"
-        )
+    lost = [name for name in found["unexpected_keys"] if all_of_it and not _COMPUTED.search(name)]
+    for fault, names in (
+        ("has another shape of", [name for name, *_ in found["mismatched_keys"]]),
+        ("lacks", found["missing_keys"]),
+        (f"has, though a {type(model).__name__} has no place for it,", lost),
+    ):
+        if names:
+            raise HamuError(
+                f"the model {source} {fault} {min(names)}: its weights and its config.json do not "
+                f"belong together; start from a whole copy"
+            )
     return model
 
 
@@ -132,8 +138,7 @@ def _config(where: str, source: str, settings: dict[str, bool]) -> Any:
     try:
         return AutoConfig.from_pretrained(where, **settings)
     except ValueError as error:
-        raw = config_of(source)
-        if settings["trust_remote_code"] or "auto_map" not in raw:
+        if settings["trust_remote_code"] or "auto_map" not in config_of(source):
             raise
         raise NeedsCode(
             f"the model {source} is defined by code that comes with it, which is not run; if you "
@@ -196,61 +201,50 @@ def check_undamaged(model: nn.Module, source: str) -> None:
 
 def save_model(model: Any, folder: Path) -> None:
     """Write a model so that `from_pretrained` reads it; all processes must call it."""
-    is_adapter, embeddings = hasattr(model, "peft_config"), getattr(model, _SAVES_EMBEDDINGS, False)
+    is_adapter, embeddings = hasattr(model, "peft_config"), getattr(model, SAVES_EMBEDDINGS, False)
     state = _whole_state(model, _names_of_adapter(model, embeddings) if is_adapter else None)
     if not is_main():
         return
     if not hasattr(model, "save_pretrained"):
-        whole = model.state_dict() if state is None else state
-        save_file(_apart(whole), folder / "model.safetensors")
+        _save(model.state_dict() if state is None else state, folder / "model.safetensors")
         return
     # not "auto": PEFT would ask the hub whether the base model's embeddings have changed
     more = {"save_embedding_layers": embeddings} if is_adapter else {}
     model.save_pretrained(folder, safe_serialization=True, state_dict=state, **more)
 
 
-def set_saves_embeddings(model: nn.Module, does: bool) -> None:
-    """Make `save_model` write an adapter with its base's embeddings, or without them."""
-    setattr(model, _SAVES_EMBEDDINGS, does)
-
-
 def save_rest(model: Any, folder: Path) -> None:
     """Write what a run changes and `save_model` left out or renamed; all processes must call it."""
     own = _own(model)
     state = _whole_state(model, own) or own
-    if not is_main():
-        return
-    written: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            written |= {*file.keys()}
-    rest = {name: state[name] for name in own if name not in written}
-    if rest:
-        save_file(_apart(rest), folder / _REST)
+    if is_main():
+        rest = {name: state[name] for name in own.keys() - _saved(folder).keys()}
+        if rest:
+            _save(rest, folder / _REST)
 
 
 @torch.no_grad()
 def load_tensors(model: Any, folder: Path) -> None:
     """Put what `save_model` and `save_rest` wrote into a model, whole or sharded, bit by bit."""
-    own = _own(model)
-    left = set(own)
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in sorted(left & {*file.keys()}):
-                value = file.get_tensor(name)
-                if value.shape != own[name].shape:
-                    raise HamuError(
-                        f"{folder} has {name} as {tuple(value.shape)}, the model as "
-                        f"{tuple(own[name].shape)}; {_RESUME}"
-                    )
-                if hasattr(own[name], "device_mesh"):
-                    from hamu.core.distributed.sharded import shard_like
+    saved = _saved(folder)
+    for name, own in _own(model).items():
+        value = saved[name].get_tensor(name) if name in saved else None
+        if value is None or value.shape != own.shape:
+            raise HamuError(
+                f"{folder} has no {name} of the shape {tuple(own.shape)}; resume with the model "
+                f"that the run was started with"
+            )
+        if hasattr(own, "device_mesh"):
+            from hamu.core.distributed.sharded import shard_like
 
-                    value = shard_like(value, own[name])
-                own[name].copy_(value)
-                left.discard(name)
-    if left:
-        raise HamuError(f"{folder} lacks {min(left)}; {_RESUME}")
+            value = shard_like(value, own)
+        own.copy_(value)
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    """Return the open file of each tensor, by its name."""
+    opened = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+    return {name: file for file in opened for name in file.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:
@@ -265,8 +259,8 @@ def _names_of_adapter(model: Any, embeddings: bool) -> set[str]:
     """Return the names that an adapter's file may hold."""
     names = {*_own(model)}
     if embeddings:
-        ends = [id(module) for module in _ends(model)]
-        inside = tuple(f"{name}." for name, one in model.named_modules() if id(one) in ends)
+        ends = _ends(model)
+        inside = tuple(f"{name}." for name, one in model.named_modules() if one in ends)
         names |= {name for name in model.state_dict() if name.startswith(inside)}
     return names
 
@@ -280,13 +274,10 @@ def _whole_state(model: nn.Module, names: Collection[str] | None) -> dict[str, T
     return whole_state(model, names)
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors out of shared memory, which safetensors refuses, in the usual order."""
-    return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-
-
-class CannotMerge(HamuError):
-    """An adapter cannot be put into its model."""
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write tensors; safetensors refuses those that share memory."""
+    apart = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    save_file(apart, path)
 
 
 def check_can_merge(model: Any) -> None:
@@ -308,14 +299,15 @@ def check_can_merge(model: Any) -> None:
 def merged(model: Any) -> Any:
     """Merge a PeftModel's adapter into its model, in float32, which it uses up.
 
-    Half precision would round small updates away. CannotMerge is raised if PEFT or the memory fail.
+    Half precision would round small updates away, and 4 bits more: those are merged as the weights
+    that they stand for. CannotMerge is raised if PEFT or the memory fail.
     """
     try:
-        model = model.float()
-        first, last = map(_inner, _ends(model))
+        model = _dequantized(model).float()
+        ends = _ends(model)
+        first, last = map(_inner, ends)
         shared = None not in (first, last) and first.weight is last.weight
-        is_adapted = any(_inner(end) is not end for end in _ends(model))
-        if shared and is_adapted:  # what is put into the one would be in the other too
+        if shared and (first, last) != ends:  # what is put into the one would be in the other too
             last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
     except (ValueError, RuntimeError) as error:  # among the latter: not implemented, out of memory
@@ -326,6 +318,18 @@ def merged(model: Any) -> Any:
     if shared:
         first, last = _ends(whole)
         whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
+    return whole
+
+
+def _dequantized(model: Any) -> Any:
+    """Put the adapter of a PeftModel in 4 bits on the weights that these stand for."""
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return model
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
+    state, config = get_peft_model_state_dict(model), model.peft_config["default"]
+    whole = get_peft_model(model.unload().dequantize(), config)
+    set_peft_model_state_dict(whole, state)
     return whole
 
 

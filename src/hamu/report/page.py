@@ -1,6 +1,6 @@
-"""The pages: the report of one run or several, and the page of answers. Each is one HTML file.
+"""The pages, each one HTML file: the report of one run or several, and the page of answers.
 
-Python gathers charts and figures; the wording is in the templates.
+Python gathers verdict, charts and tables; the wording is in the templates.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import base64
 import hashlib
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -20,21 +22,22 @@ from plotly.offline import get_plotlyjs
 
 import hamu
 from hamu.evaluation.attack_results import AttackResult
+from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
-from hamu.report import charts
-from hamu.report.charts import Chart
-from hamu.report.observations import (
+from hamu.report import charts, tables
+from hamu.report.pictures import Look, looks_of
+from hamu.report.run import (
     ROLES,
+    SIDES,
     AnsweredRecord,
     ImageObservations,
     Observations,
+    Run,
     most_and_least_changed,
     right_probability,
+    told_apart,
 )
-from hamu.report.pictures import Look, looks_of
-from hamu.report.run import SIDES, Run, told_apart
-from hamu.report.tables import FIGURES, RESULTS, Column, Table, attack_tables, number, report_table
-from hamu.report.verdict import verdict
+from hamu.report.tables import Column, Table, number, text_table
 from hamu.unlearning.compare.rows import model_figures
 from hamu.unlearning.goal_report import forgotten_words, goal_name, has_share, meaning
 from hamu.unlearning.goals import record_losses
@@ -43,9 +46,85 @@ from hamu.unlearning.trainer.promise import kept_in_words
 
 MARK = '<meta name="generator" content="hamu report">'  # identifies a file as a report
 _TITLES = {"forget": "To be forgotten", "retain": "To be kept", "test": "Never trained on"}
-_QUANTILES = {"min": "lowest loss", "q25": "25%", "median": "median", "q75": "75%"}
-_QUANTILES |= {"max": "highest loss"}
+_QUANTILES = ("min", "q25", "median", "q75", "max")
 _LARGEST = 96  # pixels of a picture
+_NO_CHANGE = 1e-3  # in nats, and as a share of records
+
+
+class Verdict(NamedTuple):
+    """Top of a report."""
+
+    headline: str
+    tone: Literal["good", "mixed", "bad", "open"]
+
+
+def verdict(run: Run) -> Verdict:
+    """Judge a run, finished or not.
+
+    "It forgot" without more needs a goal that is reached and attacks that the model withstood.
+    """
+    if run.evaluation is None:
+        if run.failed:
+            return Verdict(f"It failed after step {run.last_step:,}", "bad")
+        return Verdict(f"Not finished: step {run.last_step:,} so far", "open")
+    gains, goal = gains_of(run.evaluation), run.goal
+    if not all(map(math.isfinite, gains)):
+        return Verdict("The model's losses are not finite", "bad")
+    found = _forgotten(run, gains)
+    if found.tone != "bad":
+        found = _kept(run, gains, found)
+    if found.tone == "bad":
+        return found
+    lasts = run.attack and run.attack["lasts"]
+    if lasts is False:
+        back = "fine-tuning on the retain data brings it back"
+        return Verdict(f"It is hidden, not forgotten: {back}", "bad")
+    headline, tone = f"{found.headline}; it lasts", found.tone
+    if lasts is None:
+        tested, said = "is open" if run.attack else "was not tested", found.headline
+        tone = "mixed"
+        headline = f"By its losses {said[0].lower()}{said[1:]}; whether it lasts {tested}"
+    if goal and goal["budget"] is not None and not goal["reached"]:
+        return Verdict(f"{headline}; its goal is not reached", "mixed")
+    return Verdict(headline, tone)
+
+
+def _forgotten(run: Run, gains: Gains) -> Verdict:
+    """Judge by the records forgotten, without a goal by the rise of their loss."""
+    if run.goal is None:
+        if gains.forget <= 0:
+            return Verdict("It did not forget: the loss on the forget set has not risen", "bad")
+        if not _change(run, "forget", "loss"):
+            chance = "the loss on the forget set rose by no more than chance would"
+            return Verdict(f"It hardly forgot: {chance}", "bad")
+        return Verdict("The forget loss rose", "open")
+    before, after = (run.goal[role]["forgotten"] for role in ROLES)
+    count = f"{after:,} of {run.goal['after']['records']:,} records"
+    if has_share(run.goal):
+        return Verdict("It forgot", "good")
+    if after > before:
+        return Verdict(f"It forgot in part, {count}", "mixed")
+    return Verdict(f"It did not forget: {count} are forgotten", "bad")
+
+
+def _kept(run: Run, gains: Gains, found: Verdict) -> Verdict:
+    """Add the change on the retain set."""
+    loss, accuracy = _change(run, "retain", "loss"), _change(run, "retain", "accuracy")
+    if loss > 0 and -gains.retain >= gains.forget and found.tone != "good":
+        return Verdict("It lost more on what is to stay than it forgot", "bad")
+    if loss > 0 or accuracy < 0:
+        return Verdict(f"{found.headline}, at a price on what is to stay", "mixed")
+    stays = "the model does better on what is to stay" if loss < 0 else "what is to stay has stayed"
+    return Verdict(f"{found.headline}, and {stays}", found.tone)
+
+
+def _change(run: Run, side: str, figure: str) -> int:
+    """Sign of a change beyond chance, else 0: its recorded paired interval does not hold 0."""
+    before, after = ((run.evaluation or {})[role][side][figure] for role in ROLES)
+    change = after - before
+    recorded = (run.record or {}).get("figures", {}).get("change", {}).get(side, {})
+    low, high = recorded.get(f"{figure}_interval") or (change, change)
+    return 0 if abs(change) <= _NO_CHANGE or low <= 0 <= high else int(math.copysign(1, change))
 
 
 def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
@@ -53,8 +132,8 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
     runs = told_apart(runs)
     looks = looks_of([run.method for run in runs])
     parts = [
-        {"run": run, "verdict": verdict(run), "charts": charts_of(run, look, contents)}
-        | {"tables": tables_of(run), "pictures": _pictures(run.observed) if contents else {}}
+        {"run": run, "look": look, "verdict": verdict(run)}
+        | {"pictures": _pictures(run.observed) if contents else {}}
         for run, look in zip(runs, looks, strict=True)
         if not run.is_trajectory_alone
     ]
@@ -65,7 +144,7 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
         version=hamu.__version__,
         parts=parts,
         names=[run.name for run in runs],
-        overview=overview(runs, looks) if len(runs) > 1 else None,
+        overview=_overview(runs, looks) if len(runs) > 1 else None,
         contents=contents,
         style=files.joinpath("report.css").read_text("utf-8"),
         script=script,
@@ -84,9 +163,11 @@ def _template(name: str) -> Template:
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
     found.filters |= {"number": number, "counted": _counted, "json": json.dumps}
-    words = (auc_of, forgotten_words, goal_name, has_share, meaning, kept_in_words)
+    words = (auc_of, forgotten_words, goal_name, goal_tables, has_share, meaning, kept_in_words)
     found.globals |= {one.__name__: one for one in words}
-    found.globals |= {"FIGURES": FIGURES, "TITLES": _TITLES, "BUCKETS": charts.BUCKETS}
+    found.globals |= {"TITLES": _TITLES, "draw": charts, "figures": tables}
+    found.globals |= {"attack_result": AttackResult.from_json}
+    found.tests["images"] = lambda one: isinstance(one, ImageObservations)
     return found.get_template(name)
 
 
@@ -95,38 +176,7 @@ def _counted(count: int, nouns: str) -> str:
     return f"{count:,} {nouns}" if count != 1 else f"1 {nouns.removesuffix('s')}"
 
 
-def charts_of(run: Run, look: Look, contents: bool) -> dict[str, list[Chart]]:
-    """The charts of a run by section."""
-    found, observed = dict[str, list[Chart]](), run.observed
-    found["gained"] = charts.trajectories([run], [look])
-    if run.evaluation is not None:
-        found["gained"] += charts.class_accuracy(run.evaluation, contents)
-    found["attack"] = charts.attack_charts(AttackResult.from_json(run.attack)) if run.attack else []
-    found["steps"] = charts.step_charts(run)
-    found["layers"] = charts.layer_charts(run.layers) if run.layers else []
-    found["records"] = [charts.distribution(observed)] if observed else []
-    found["membership"] = charts.membership_charts(observed) if observed else []
-    if isinstance(observed, ImageObservations):
-        found["images"] = [charts.confusion(observed, role, contents) for role in ROLES]
-        found["images"] += charts.embedding(observed) if observed.embeddings else []
-    elif observed:
-        found["texts"] = [charts.answer_probabilities(observed, contents)]
-    return found
-
-
-def tables_of(run: Run) -> dict[str, list[Table]]:
-    """The tables of a run by section."""
-    found: dict[str, list[Table]] = {"gained": [], "records": [], "attack": []}
-    if run.evaluation is not None:
-        found["gained"] = [report_table({role: run.evaluation[role] for role in ROLES}, run.record)]
-    if run.goal is not None:
-        found["records"] = _goal_tables(run.goal, run.observed)
-    if run.attack is not None:
-        found["attack"] = attack_tables(AttackResult.from_json(run.attack))
-    return found
-
-
-def _goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[Table]:
+def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[Table]:
     """Counts and quantiles of the losses of single records, and the ten furthest away."""
     rows = [
         [f"forget, {role}", f"{goal[role]['forgotten']:,} of {goal[role]['records']:,}"]
@@ -138,27 +188,25 @@ def _goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list
         levels = np.quantile(unseen, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
         rows.append(["test, before: never trained on", "-", *map(number, levels)])
     caption = f"Forgotten by the goal {goal_name(goal)}, and quantiles of the records' losses."
-    tables = [Table.plain(["records", "forgotten", *_QUANTILES.values()], rows, caption)]
-    worst = goal["after"]["worst"]
-    cells = [[f"{n}", number(w["loss"]), number(w["target"])] for n, w in enumerate(worst, 1)]
-    heads = ["furthest from being forgotten", "loss", "needed"]
-    return tables + [Table.plain(heads, cells, "At most ten records are listed.")] * bool(cells)
+    heads = ["records", "forgotten", "lowest loss", "25%", "median", "75%", "highest loss"]
+    worst = [
+        [f"{n}", number(one["loss"]), number(one["target"])]
+        for n, one in enumerate(goal["after"]["worst"], 1)
+    ]
+    furthest = ["furthest from being forgotten", "loss", "needed"]
+    ten = text_table(furthest, worst, "At most ten records are listed.")
+    return [text_table(heads, rows, caption), *[ten] * bool(worst)]
 
 
-def overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
+def _overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
     """Figures, trajectories and losses of at least two runs."""
     first, others = runs[0], []
     for run in (one for one in runs if one.inputs and first.inputs):
         name = differing(without_order(first.inputs), without_order(run.inputs))
-        others += [] if name is None else [f"{run.name} had another {name} than {first.name}"]
-    drawn = charts.trajectories(runs, looks, wide=True)
+        others += [f"{run.name} had another {name} than {first.name}"] * (name is not None)
     return {
         "table": several(runs),
-        "charts": drawn + [one for s in SIDES for one in charts.losses_of_runs(runs, looks, s)],
-        "objectives": {
-            side: [r.name for r in runs if f"{side}_loss" in r.steps and not r.logs_loss(side)]
-            for side in SIDES
-        },
+        "charts": charts.trajectories(runs, looks),
         "differing": others,
         "alone": [run.name for run in runs if run.is_trajectory_alone],
     }
@@ -166,28 +214,20 @@ def overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
 
 def several(runs: Sequence[Run]) -> Table:
     """Table with a row for each run and the columns that have figures."""
-    rows = [_figures(run) for run in runs]
-    caption = "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
-    if any(row.get("membership_auc") is not None for row in rows):
-        caption += " AUC of membership inference: 0.5 is ideal."
-    for run in (one for one in runs if one.earlier_state):
-        caption += f" The model saved by {run.name} is {run.earlier_state}."
-    columns = [one for one in RESULTS if one.key != "utility"]
-    return Table.of([Column("run", "run"), Column("method", "method"), *columns], rows, caption)
-
-
-def _figures(run: Run) -> dict[str, Any]:
-    evaluation, gains = run.evaluation or {}, run.gains
-    steps = evaluation.get("steps_taken", run.last_step)
-    found = model_figures(evaluation, "after") if evaluation else {}
-    return found | {
-        "run": run.name,
-        "method": run.method,
-        "forget_gain": gains and gains.forget,
-        "retain_gain": gains and gains.retain,
-        "promise_kept": (evaluation.get("promise") or {}).get("kept"),
-        "steps": None if run.is_trajectory_alone else steps,
-    }
+    rows, caption = [], "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
+    for run in runs:
+        evaluation, gains = run.evaluation or {}, run.gains
+        steps = None if run.is_trajectory_alone else evaluation.get("steps_taken", run.last_step)
+        kept = (evaluation.get("promise") or {}).get("kept")
+        row = {"run": run.name, "method": run.method, "steps": steps, "promise_kept": kept}
+        row |= {f"{side}_gain": gains and getattr(gains, side) for side in SIDES}
+        rows.append(row | (model_figures(evaluation, "after") if evaluation else {}))
+        if run.earlier_state:
+            caption += f" The model saved by {run.name} is {run.earlier_state}."
+    caption += " AUC of membership inference: 0.5 is ideal."
+    columns = [one for one in tables.RESULTS if one.key != "utility"]
+    columns = [Column("run", "run"), Column("method", "method"), *columns]
+    return replace(tables.comparison_table(rows, columns), caption=caption)
 
 
 def _pictures(found: Observations | None) -> dict[str, list[tuple[str, ...]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +17,7 @@ from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.core.methods import HamuQ, HamuU
-from hamu.evaluation.attack_results import (
-    ORIGINAL,
-    RELEARNING,
-    RETRAINED,
-    UNLEARNED,
-    AttackResult,
-)
+from hamu.evaluation import attack_results as attacks
 from hamu.evaluation.gains import Gains, is_near
 from hamu.report.tables import attack_figure, strengths
 
@@ -42,21 +36,12 @@ STYLES: dict[str, tuple[str, str]] = {
     "npo": ("#332288", "p"),
     "simnpo": ("#999933", "h"),
 }
-COLOR_OF_MODEL = {UNLEARNED: "#D55E00", ORIGINAL: "#7F7F7F", RETRAINED: "#009E73"}
-_RING: dict[str, Any] = {"marker": "o", "markersize": 13}
-_RING |= {"markerfacecolor": "none", "linestyle": "none"}
-_OF_FRONTIER = {  # title and axes
-    "hamu-q": (
-        "HAMU-Q: forget by at least Q",
-        r"demanded rise of the forget loss, $Q/\eta$",
-        r"least change of the retain loss $/\eta$",
-    ),
-    "hamu-u": (
-        "HAMU-U: improve retain by at least U",
-        r"demanded fall of the retain loss, $U/\eta$",
-        r"least loss of forget quality $/\eta$",
-    ),
+COLOR_OF_MODEL = {
+    attacks.UNLEARNED: "#D55E00",
+    attacks.ORIGINAL: "#7F7F7F",
+    attacks.RETRAINED: "#009E73",
 }
+_RING: dict[str, Any] = {"marker": "o", "markersize": 13, "mfc": "none", "linestyle": "none"}
 Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
 
@@ -69,19 +54,19 @@ class Look(NamedTuple):
 
 
 def looks_of(methods: Sequence[str]) -> list[Look]:
-    """Give each run a look, no two alike.
+    """Give each run a look, no two alike: its method's colour, else the one that is drawn least.
 
-    The first run of a method has its colour. Others take the colours of methods that are not drawn;
-    when these are used up, dash patterns begin.
+    Colours of methods that are drawn are not for others; a colour that returns has a dash pattern.
     """
     colors = {method: color for method, (color, _) in STYLES.items()}
     free = [color for method, color in colors.items() if method not in methods]
-    found: list[Look] = []
+    found, used = [], Counter[str]()
     for method in methods:
         own = [colors[method], *free] if method in colors else free or [*colors.values()]
-        dashes = ("" if n == 0 else "7px,3px" + ",2px,3px" * (n - 1) for n in itertools.count())
-        looks = (Look(color, dash) for dash in dashes for color in own)
-        found.append(next(look for look in looks if look not in found))
+        color = min(own, key=used.__getitem__)
+        again = used[color]
+        found.append(Look(color, "7px,3px" + ",2px,3px" * (again - 1) if again else ""))
+        used[color] += 1
     return found
 
 
@@ -97,20 +82,13 @@ def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
     limits = []
     for axis in (0, 1):
         ends = sorted(max(abs(point[axis]) for point in points) for points in trajectories)
-        bound = 1.6 * ends[max(0, (2 * len(ends)) // 3 - 1)] or 1.0
+        bound = 1.6 * ends[max(0, (2 * len(ends)) // 3 - 1)] if ends else 0.0
         every = [point[axis] for points in trajectories for point in points]
         values = [value for value in every if abs(value) <= bound]
         low, high = min(values, default=0.0), max(values, default=0.0)
-        margin = 0.08 * (high - low) or bound
+        margin = 0.08 * (high - low) or 1.0
         limits.append((low - margin, high + margin))
     return limits[0], limits[1]
-
-
-def label_of(name: str, end: Gains, limits: Limits) -> str:
-    """Name of a method, with its end where that lies outside the picture."""
-    retain, forget = end
-    inside = all(low <= value <= high for value, (low, high) in zip(end, limits, strict=True))
-    return name if inside else f"{name} (ends at {retain:.2g}, {forget:.2g})"
 
 
 def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
@@ -148,12 +126,12 @@ def plot_comparison(
         1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained"
     )
     styles = styles_of([*(method for method, _, _ in runs), *hypervolumes])
-    paths, ends = [run[:2] for run in runs], [end for _, _, end in runs]
-    draw_trajectories(axes, paths, title, ends=ends, styles=styles)
+    ends = [end for _, _, end in runs]
+    draw_trajectories(axes, [run[:2] for run in runs], title, ends=ends, styles=styles)
     names = sorted(hypervolumes, key=hypervolumes.__getitem__)
-    volumes = [hypervolumes[name] for name in names]
-    drawn = bars.barh(names, volumes, color=[styles[name][0] for name in names], height=0.7)
-    bars.bar_label(drawn, [f"{volume:.3g}" for volume in volumes], padding=3)
+    colors = [styles[name][0] for name in names]
+    drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
+    bars.bar_label(drawn, fmt="%.3g", padding=3)
     bars.set(title="hypervolume", xticks=[])
     bars.margins(x=0.2)
     bars.spines[["top", "right", "bottom"]].set_visible(False)
@@ -171,35 +149,24 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
     size = (5.2 * len(frontiers), 4.2)
     figure, panels = plt.subplots(1, len(frontiers), figsize=size, layout="constrained")
     for axes, (name, found) in zip(panels, frontiers.items(), strict=True):
-        _draw_frontier(axes, name, found)
-        scale = found.feasible_limit if method.constraint_mode == "relative" else 1.0
-        demand = method.constraint * scale
-        if name == method.name and demand <= found.feasible_limit * (1 + 1e-9):
-            cost = found.at(demand)[0] if name == "hamu-q" else -found.at(demand)[1]
+        free, limit, color = found.free_limit, found.feasible_limit, STYLES[name][0]
+        cost = found.retain_change if name == "hamu-q" else -found.forget_change
+        axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
+        axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0, label=f"free {free:.3g}")
+        text = f"feasible {limit:.3g}"
+        axes.axvspan(free, limit, color="#D55E00", alpha=0.10, linewidth=0, label=text)
+        axes.plot(found.demand, cost, color=color, linewidth=2.4)
+        demand = method.constraint * (limit if method.constraint_mode == "relative" else 1.0)
+        if name == method.name and demand <= limit * (1 + 1e-9):
+            at = np.interp(demand, found.demand, cost)
             label = f"the demand, {demand:.3g}"
-            axes.plot([demand], [cost], "o", color=STYLES[name][0], markersize=8, label=label)
-            axes.legend(frameon=False, loc="upper left")
+            axes.plot([demand], [at], "o", color=color, markersize=8, label=label)
+        axes.legend(frameon=False, loc="upper left")
+        sides = ("forget", "retain") if name == "hamu-q" else ("retain", "forget")
+        axes.set(title=name, xlabel=f"demanded on the {sides[0]} side, per learning rate")
+        axes.set(ylabel=f"least cost on the {sides[1]} side", xlim=(0, limit * 1.07))
+        axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
-
-
-def _draw_frontier(axes: Axes, name: str, found: Frontier) -> None:
-    free, limit = found.free_limit, found.feasible_limit
-    change = found.retain_change if name == "hamu-q" else -found.forget_change
-    low, high = float(change.min()), float(change.max())
-    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axes.axvspan(0, free, color="#009E73", alpha=0.10, linewidth=0)
-    axes.axvspan(free, limit, color="#D55E00", alpha=0.10, linewidth=0)
-    axes.plot(found.demand, change, color=STYLES[name][0], linewidth=2.4)
-    for at, text, side, gap in ((free, "free", "right", -4), (limit, "feasible", "left", 4)):
-        axes.axvline(at, color="0.4", linewidth=1, linestyle=":")
-        place: dict[str, Any] = {"ha": side, "va": "bottom", "rotation": 90, "fontsize": 9}
-        place |= {"xytext": (gap, 4), "textcoords": "offset points"}
-        axes.annotate(f"{text} {at:.3g}", (at, low), color="0.35", **place)
-    margin = 0.06 * (high - low) or 1.0
-    title, across, up = _OF_FRONTIER[name]
-    axes.set(title=title, xlabel=across, ylabel=up)
-    axes.set(xlim=(0, limit * 1.07), ylim=(low - margin, high + margin))
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_trajectories(
@@ -220,42 +187,35 @@ def draw_trajectories(
     firsts: dict[str, Trajectory] = {}
     for name, points in runs:
         firsts.setdefault(name, points)
-    limits = limits_of(list(firsts.values()))
-    reach = max(map(abs, (*limits[0], *limits[1])))
-    axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
-    axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
-    axes.plot([-reach, reach], [reach, -reach], ":", color="0.5", linewidth=1, zorder=0)
-    ringed = False
+    limits, ring = limits_of(list(firsts.values())), "the model saved"
     for place, (name, points) in enumerate(runs):
         end = points[-1] if ends is None else ends[place]
-        color, marker = styles[name]
-        is_first, is_ours = points is firsts[name], name.startswith("hamu")
-        alpha = 1.0 if is_first else 0.3
-        label = label_of(name, end, limits) if is_first else None
-        look: dict[str, Any] = {"marker": marker, "markersize": 6, "markevery": slice(1, None)}
-        look |= {"linewidth": 2.4 if is_ours else 1.3, "zorder": 2 + is_ours + is_first}
-        axes.plot(*np.array(points).T, color=color, alpha=alpha, label=label, **look)
+        (color, marker), is_first, label = styles[name], points is firsts[name], name
+        if not all(low <= at <= high for at, (low, high) in zip(end, limits, strict=True)):
+            label += " (ends at {:.2g}, {:.2g})".format(*end)
+        look: dict[str, Any] = {"color": color, "alpha": 1.0 if is_first else 0.3}
+        look["zorder"] = 2 + is_first
+        width, label = 2.4 if name.startswith("hamu") else 1.3, label if is_first else "_hidden"
+        line = axes.plot(*np.array(points).T, marker=marker, markevery=slice(1, None), **look)
+        plt.setp(line, label=label, linewidth=width)
         if not is_near(end, points[-1]):
-            ringed = True
-            axes.plot(*end, color=color, alpha=alpha, **_RING)
-    if ringed:
-        axes.plot([], [], color="0.4", label="the model saved", **_RING)
+            axes.plot(*end, label=ring, **look, **_RING)
+            ring = "_hidden"
+    for line_at in (axes.axhline, axes.axvline):
+        line_at(0, color="0.8", linewidth=0.8, zorder=0)
+    axes.axline((0, 0), slope=-1, linestyle=":", color="0.5", linewidth=1, zorder=0)
     axes.set(xlim=limits[0], ylim=limits[1], title=title)
-    axes.set_xlabel(r"retain utility gained, $-\Delta L_r$")
-    axes.set_ylabel(r"forget quality gained, $\Delta L_f$")
+    axes.set(xlabel=r"retain utility gained, $-\Delta L_r$")
+    axes.set(ylabel=r"forget quality gained, $\Delta L_f$")
     axes.spines[["top", "right"]].set_visible(False)
     arrow = {"arrowstyle": "->", "color": "0.5"}
-    axes.annotate(
-        "better", (1, 1), (0.9, 0.9), "axes fraction", None, arrow, color="0.5", ha="right"
-    )
+    axes.annotate("better", (1, 1), (0.8, 0.9), "axes fraction", arrowprops=arrow, color="0.5")
     if legend:
         above = "best run (others fainter)" if len(runs) > len(firsts) else None
-        beside = (1.01, 0.5)
-        shown = axes.legend(loc="center left", bbox_to_anchor=beside, frameon=False, title=above)
-        shown.set_alignment("left")
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title=above)
 
 
-def plot_attacks(result: AttackResult, path: Path) -> None:
+def plot_attacks(result: attacks.AttackResult, path: Path) -> None:
     """Draw the forgotten records over the strength of each attack, a panel each, and save it.
 
     Lines are means over seeds, bands reach from the lowest to the highest.
@@ -264,19 +224,16 @@ def plot_attacks(result: AttackResult, path: Path) -> None:
     size = (4.2 * count, 3.8)
     figure, panels = plt.subplots(1, count, figsize=size, layout="constrained", squeeze=False)
     for axes, (attack, by_model) in zip(panels[0], result.outcomes.items(), strict=False):
-        measured, relearns = attack_figure(attack, result), attack in RELEARNING
+        measured, relearns = attack_figure(attack, result), attack in attacks.RELEARNING
         for role, outcome in by_model.items():
             color, values = COLOR_OF_MODEL[role], np.array(outcome.figures[measured.key])
             xs = outcome.at if relearns else range(len(values))
             axes.plot(xs, values.mean(1), color=color, marker="o", markersize=4, label=role)
-            ends = (values.min(1), values.max(1))
-            axes.fill_between(xs, *ends, color=color, alpha=0.15, linewidth=0)
+            axes.fill_between(xs, values.min(1), values.max(1), color=color, alpha=0.15)
             if not relearns:
                 axes.set_xticks(xs, strengths(attack, outcome))
         across = "steps of fine-tuning" if relearns else ""
         axes.set(title=attack, xlabel=across, ylabel=measured.label)
-        if measured.key != "loss":
-            axes.set_ylim(-0.03, 1.03)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9)
     save_figure(figure, path)

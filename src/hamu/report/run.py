@@ -1,40 +1,112 @@
-"""The folder of a run, finished or not, as a report reads it; nothing is written."""
+"""The folder of a run, finished or not, and what its models say of its data; nothing is written."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import yaml
+from torch import Tensor
 
 from hamu import files
 from hamu.core.methods import method_classes
 from hamu.core.objectives import CrossEntropy
-from hamu.errors import HamuError
+from hamu.data import ImageData, TextRecords
+from hamu.errors import HamuError, first_line
+from hamu.evaluation import Predictions, TokenPredictions, rouge_l_recall
 from hamu.evaluation.gains import Gains, gains_of, trajectory_of
-from hamu.evaluation.membership import auc_of
-from hamu.report.observations import Observations
 from hamu.unlearning.record.inputs import read_inputs
 from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.stop_reason import StopKind, kind_in
 
-SIDES = ("forget", "retain")
-_STEP_COLUMNS = (
-    *("step", "retain_loss", "forget_loss", "kappa", "direct_threshold", "stop_threshold"),
-    *("demand", "free_limit", "max_demand", "direct_share"),
-    *(f"{kind}_{side}_change" for kind in ("first_order", "realised") for side in SIDES),
-)
+ROLES = ("before", "after")
+_SHOWN = 12  # images
+
+
+class AnsweredRecord(NamedTuple):
+    """A prompt, the expected answer, and each model's name, answer and ROUGE-L recall."""
+
+    prompt: str
+    expected: str
+    answers: tuple[tuple[str, str, float], ...]
 
 
 @dataclass(frozen=True)
-class Layers:
+class ImageObservations:
+    """Predictions of the classifiers, by role ("before", "after") and set, and what goes with them.
+
+    `counts` are the predicted images of each set, `sizes` all it has; `classes` the names in the
+    data, of which a model may have more outputs; `pictures` forget images, by
+    `most_and_least_changed`; `embeddings` [N, D] by role and set, or the reason `no_embedding`.
+    """
+
+    predictions: Mapping[str, Mapping[str, Predictions]]
+    counts: Mapping[str, int]
+    sizes: Mapping[str, int]
+    classes: Sequence[str]
+    pictures: Mapping[str, ImageData]
+    embeddings: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    no_embedding: str = ""
+    seed: int = 42
+
+
+@dataclass(frozen=True)
+class TextObservations:
+    """Predictions of the language models, by role and set, of the records in `texts`.
+
+    `answers` are some prompts with both answers, by set; empty for the reason `no_answers`.
+    """
+
+    predictions: Mapping[str, Mapping[str, TokenPredictions]]
+    texts: Mapping[str, TextRecords]
+    answers: Mapping[str, Sequence[AnsweredRecord]] = field(default_factory=dict)
+    no_answers: str = ""
+
+
+Observations = ImageObservations | TextObservations
+
+
+def answered(texts: TextRecords, answers: Mapping[str, Sequence[str]]) -> list[AnsweredRecord]:
+    """Score the answers of each model, by its name and in the records' order."""
+    expected = [record.answer.strip() for record in texts.records]
+    scores = {name: rouge_l_recall(given, expected).tolist() for name, given in answers.items()}
+    return [
+        AnsweredRecord(
+            record.prompt.strip(),
+            expected[n],
+            tuple((name, given[n], scores[name][n]) for name, given in answers.items()),
+        )
+        for n, record in enumerate(texts.records)
+    ]
+
+
+def right_probability(predictions: Predictions) -> np.ndarray:
+    """Probability of the right class, [N]."""
+    return np.exp(-predictions.losses.numpy())  # type: ignore[no-any-return]
+
+
+def most_and_least_changed(
+    predictions: Mapping[str, Mapping[str, Predictions]],
+) -> dict[str, list[int]]:
+    """Positions of the forget images whose right class changed most and least in probability."""
+    before, after = (right_probability(predictions[role]["forget"]) for role in ROLES)
+    order = np.argsort(-np.abs(after - before), kind="stable")
+    most = order[:_SHOWN].tolist()
+    return {"changed most": most, "changed least": order[len(most) :][::-1][:_SHOWN].tolist()}
+
+
+SIDES = ("forget", "retain")
+
+
+class Layers(NamedTuple):
     """Figures of L blocks at T steps, from layers.jsonl: cosθ and ‖Δw‖ [T, L], NaN if unknown."""
 
     blocks: Sequence[str]
@@ -54,7 +126,7 @@ class Run:
 
     name: str
     method: str
-    place: Path = Path()
+    place: Path
     steps: Mapping[str, np.ndarray] = field(default_factory=dict)
     entries: Sequence[Mapping[str, Any]] = ()
     layers: Layers | None = None
@@ -67,12 +139,6 @@ class Run:
     failed: str = ""
     observed: Observations | None = None
     unobserved: str = ""
-
-    @property
-    def after(self) -> Mapping[str, Any]:
-        """Figures of the model saved, empty while there is none."""
-        found: Mapping[str, Any] = (self.evaluation or {}).get("after", {})
-        return found
 
     @property
     def is_trajectory_alone(self) -> bool:
@@ -97,15 +163,10 @@ class Run:
         return (self.evaluation or {}).get("goal")
 
     @property
-    def retain_model_auc(self) -> float | None:
-        """The retain model's AUC of membership inference, None without one."""
-        return auc_of(self.after.get("retain_model") or {})
-
-    @property
     def last_step(self) -> int:
         """The last logged or evaluated step."""
-        logged = self.steps.get("step", np.zeros(0))[-1:]
-        return max([*map(int, logged), *(int(e["step"]) for e in self.entries[-1:])], default=0)
+        known = [*self.steps.get("step", ()), *(entry["step"] for entry in self.entries)]
+        return int(max(known, default=0))
 
     @property
     def ended_kind(self) -> StopKind | None:
@@ -120,17 +181,8 @@ class Run:
         kept = found.get("steps_in_model", taken)
         return "" if kept == taken else f"that after {kept:,} of {taken:,} steps, not the last one"
 
-    def records(self, name: str) -> tuple[int | None, int | None]:
-        """Records of a set behind the evaluations' figures, and all of it; None if unknown."""
-        found = self.after.get(name, {})
-        whole = (self.record or {}).get(f"{name}_set") or {}
-        return found.get("samples", found.get("records")), whole.get("records")
-
     def objective(self, side: str) -> str | None:
-        """Name of the objective whose values the steps log for a side.
-
-        None for a method that is not installed, or settings that cannot be read.
-        """
+        """Name of the objective that the steps log; None if method or settings are unknown."""
         method = method_classes().get(self.method)
         if method is None or not self.settings:
             return None
@@ -148,16 +200,17 @@ def run_folders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise HamuError(f"there is no folder {path}; name the --output_dir of a `hamu unlearn`")
     if (path / files.COMPARISON).is_file():
-        listed = _rows(path)
-        ended = {child.parent for child in path.glob(f"*/{files.RECORD}")}
-        begun = {child.parent for child in path.glob(f"*/{files.CONFIG}")}
-        # a finished run that is not listed belongs to an earlier comparison in this folder
-        found = sorted((begun - ended) | {path / name for name in listed} if listed else begun)
+        begun, listed = path.glob(f"*/{files.CONFIG}"), _rows(path)
+        found = {one.parent for one in begun} | {path / name for name in listed}
+        if listed:  # a finished run that is not listed belongs to an earlier comparison here
+            found = {
+                one for one in found if one.name in listed or not (one / files.RECORD).exists()
+            }
         if not found:
             raise HamuError(
                 f"the comparison in {path} has no run yet; wait until its first one has begun"
             )
-        return found
+        return sorted(found)
     if not any((path / name).is_file() for name in (files.STEPS, files.RECORD, files.SUMMARY)):
         raise HamuError(
             f"{path} holds no run: it has neither steps.jsonl nor record.json; name the "
@@ -188,30 +241,27 @@ def read_runs(path: Path) -> list[Run]:
 
 def read_run(path: Path) -> Run:
     """Read the files of a run as far as possible; `notes` names those that cannot be read."""
-    notes: list[str] = []
-    place = path.resolve()
-    if not (path / files.EVALUATION).is_file():
-        notes.append("evaluation.json is missing: the run has not come to its end")
-    evaluation = _json(path / files.EVALUATION, notes, "evaluation")
-    record = _json(path / files.RECORD, notes, "record")
+    place, notes = path.resolve(), list[str]()
     row = _rows(place.parent).get(place.name, {})
     failed = row if row.get("failed") else {}
-    settings = _settings(path / files.CONFIG, notes)
+    evaluation = _json(path / files.EVALUATION, notes, "evaluation", is_needed=True)
+    record = _json(path / files.RECORD, notes, "record")
+    settings = _read(path / files.CONFIG, notes, _settings, is_needed=True) or {}
     named = {"method": "hamu-q", **settings} if settings else {**failed, **(record or {})}
-    attacks = [path / files.ATTACK, path / files.ATTACK_FOLDER / files.ATTACK]
-    found = (_json(one, notes, "attack") for one in attacks)
+    attacks = (path / files.ATTACK, path / files.ATTACK_FOLDER / files.ATTACK)
+    steps = pd.DataFrame(_lines(path / files.STEPS, notes)).select_dtypes("number")
     return Run(
         name=place.name,
         method=str(named.get("method", "unknown")),
         place=place,
-        steps=_steps(path / files.STEPS, notes),
-        entries=_entries(path, notes) if evaluation is None else evaluation["trajectory"],
-        layers=_layers(path / files.LAYERS, notes),
+        steps={n: one for n in steps if np.isfinite(one := steps[n].to_numpy(float)).any()},
+        entries=evaluation["trajectory"] if evaluation else _entries(path, notes),
+        layers=_layers(_lines(path / files.LAYERS, notes)),
         evaluation=evaluation,
         record=record,
-        attack=next((one for one in found if one is not None), None),
+        attack=next(filter(None, (_json(one, notes, "attack") for one in attacks)), None),
         settings=settings,
-        inputs=_inputs(path, notes),
+        inputs=_read(path / files.INPUTS, notes, lambda file: read_inputs(file.parent)) or {},
         notes=notes,
         failed=str(failed.get("failed", "")),
     )
@@ -226,8 +276,35 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, name=run.place.relative_to(above).as_posix()) for run in runs]
 
 
+def _read(
+    path: Path, notes: list[str], parse: Callable[[Path], Any], *, is_needed: bool = False
+) -> Any:
+    """Content of a file; None if it is missing or damaged, with a note."""
+    if not path.is_file():
+        notes += [f"{path.name} is missing"] * is_needed
+        return None
+    try:
+        return parse(path)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        notes.append(f"{path.name} cannot be read: {first_line(error)}")
+        return None
+
+
+def _json(path: Path, notes: list[str], shape: str = "", *, is_needed: bool = False) -> Any:
+    """Content of a JSON file of a shape, see `_read`."""
+
+    def parse(path: Path) -> Any:
+        found = files.parse_json(path)
+        wrong = next(violations(found, _shape(shape), path.stem), None) if shape else None
+        if wrong is not None:
+            raise ValueError(wrong.partition(".per_class_")[0])  # the rest names a class
+        return found
+
+    return _read(path, notes, parse, is_needed=is_needed)
+
+
 @cache
-def _shape(name: str) -> dict[str, Any]:
+def _shape(name: str) -> Mapping[str, Any]:
     """Schema of the parts of a file that a report shows."""
     if name == "record":
         return schema()
@@ -235,33 +312,19 @@ def _shape(name: str) -> dict[str, Any]:
     return {"$ref": f"#/$defs/{name}", "$defs": json.loads(text)["$defs"]}
 
 
-def _json(path: Path, notes: list[str], shape: str | None = None) -> dict[str, Any] | None:
-    """Content of a JSON file; None without one, and with a note if it is not of its shape."""
-    if not path.is_file():
-        return None
-    try:
-        found: dict[str, Any] = files.parse_json(path)
-    except ValueError as error:
-        notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
-        return None
-    wrong = next(violations(found, _shape(shape), path.stem), None) if shape else None
-    if wrong is None:
-        return found
-    part, _, _ = str(wrong).partition(".per_class_")  # the rest names a class
-    notes.append(f"{path.name} is not one that can be shown: {part}")
-    return None
+def _settings(path: Path) -> dict[str, Any]:
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found if isinstance(found, dict) else {}
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Whole lines of a log; a note counts the others."""
-    if not path.is_file():
-        notes.append(f"{path.name} is missing")
-        return []
+    text = _read(path, notes, lambda file: file.read_text("utf-8", "replace"), is_needed=True)
     found, unread = [], 0
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (text or "").splitlines():
         try:
-            line = json.loads(text)
-            found.append(line | {"step": int(line["step"])})
+            entry = json.loads(line)
+            found.append(entry | {"step": int(entry["step"])})
         except (ValueError, TypeError, KeyError):
             unread += 1
     if unread:
@@ -270,24 +333,14 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _steps(path: Path, notes: list[str]) -> dict[str, np.ndarray]:
-    """The log by columns, without those that have no finite value."""
-    lines = _lines(path, notes)
-    columns = {name: [one.get(name) for one in lines] for name in _STEP_COLUMNS}
-    kept = {name: np.array(values, dtype=float) for name, values in columns.items()}
-    return {name: one for name, one in kept.items() if np.isfinite(one).any()}
-
-
-def _layers(path: Path, notes: list[str]) -> Layers | None:
-    first, *rest = _lines(path, notes) or [{}]
-    blocks = first.get("blocks")
-    if not blocks or not rest:
+def _layers(lines: Sequence[Mapping[str, Any]]) -> Layers | None:
+    blocks = lines[0].get("blocks") if lines else None
+    if not blocks or len(lines) == 1:
         return None
     none = [None] * len(blocks)  # of a step that was not taken
-    cos, change = (
-        np.array([one.get(name) or none for one in rest], dtype=float) for name in ("cos", "change")
-    )
-    return Layers(blocks, np.array([one["step"] for one in rest]), cos, change)
+    cos, change = ([one.get(key) or none for one in lines[1:]] for key in ("cos", "change"))
+    steps = np.array([one["step"] for one in lines[1:]])
+    return Layers(blocks, steps, np.array(cos, dtype=float), np.array(change, dtype=float))
 
 
 def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
@@ -302,22 +355,3 @@ def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
     """Rows of comparison.json by the name of the run."""
     rows = (_json(comparison / files.COMPARISON, []) or {}).get("runs") or []
     return {str(row["run"]): row for row in rows}
-
-
-def _settings(path: Path, notes: list[str]) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    except FileNotFoundError:
-        notes.append("config.yaml is missing")
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        notes.append(f"config.yaml cannot be read: {str(error).splitlines()[0]}")
-    return {}
-
-
-def _inputs(run: Path, notes: list[str]) -> Mapping[str, Any]:
-    try:
-        return read_inputs(run) if (run / files.INPUTS).is_file() else {}
-    except HamuError as error:
-        notes.append(str(error))
-        return {}

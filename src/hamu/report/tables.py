@@ -1,13 +1,13 @@
 """Tables of figures for the screen, the page, Markdown, LaTeX and CSV.
 
-A `Column` describes a figure once: its name, its label, its digits.
+A `Column` describes a figure once: its key in a row, its label, its digits.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -17,16 +17,7 @@ from rich import box
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
-from hamu.evaluation.attack_results import (
-    PREFILL,
-    QUANTIZE,
-    RELEARNING,
-    SAMPLE,
-    UNLEARNED,
-    AttackResult,
-    Outcome,
-    robustness,
-)
+from hamu.evaluation import attack_results as attacks
 from hamu.evaluation.membership import auc_of
 from hamu.unlearning.compare.rows import Comparison, Row, differing_environments
 from hamu.unlearning.stop_reason import ALL_DONE
@@ -54,36 +45,25 @@ class Column:
             return mean if deviation is None else f"{mean} ± {deviation:{self.form.lstrip('+')}}"
         return value if isinstance(value, str) else number(value, self.form)
 
-    def of(self, row: Row) -> str:
-        """Write the figure of a row."""
-        value = row.get(self.key)
-        if self.key == "pareto":
-            return "*" if value else ""
-        counted = self.key == "forgotten" and value is not None
-        return self.text(value) + (f" of {row['forget_records']}" if counted else "")
-
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts under their columns."""
+    """Rows under their columns, of which those without any figure are left out."""
 
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[str]]
+    every: Sequence[Column]
+    figures: Sequence[Row]
     caption: str = ""
 
-    @classmethod
-    def of(cls, columns: Iterable[Column], rows: Sequence[Row], caption: str = "") -> Table:
-        """Write rows of figures, without the columns that none of them has."""
-        used = [one for one in columns if any(row.get(one.key) is not None for row in rows)]
-        return cls(used, [[one.of(row) for one in used] for row in rows], caption)
+    @property
+    def columns(self) -> list[Column]:
+        """The columns that have a figure."""
+        rows = self.figures
+        return [c for c in self.every if any(row.get(c.key) is not None for row in rows)]
 
-    @classmethod
-    def plain(
-        cls, heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "", texts: int = 1
-    ) -> Table:
-        """Table of texts; the columns after the first `texts` are right-aligned."""
-        columns = [Column("", head, "s" if n >= texts else "") for n, head in enumerate(heads)]
-        return cls(columns, rows, caption)
+    @property
+    def rows(self) -> list[list[str]]:
+        """The rows as texts."""
+        return [[one.text(row.get(one.key)) for one in self.columns] for row in self.figures]
 
     def __rich__(self) -> ScreenTable:
         """Table for the screen."""
@@ -96,11 +76,9 @@ class Table:
 
     def markdown(self) -> str:
         """Table in Markdown."""
-        lines = [
-            [column.label or " " for column in self.columns],
-            ["---:" if column.form else "---" for column in self.columns],
-            *([escape_markdown(cell) for cell in row] for row in self.rows),
-        ]
+        lines = [[column.label or " " for column in self.columns]]
+        lines += [["---:" if column.form else "---" for column in self.columns]]
+        lines += [[escape_markdown(cell) for cell in row] for row in self.rows]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def latex(self) -> str:
@@ -110,6 +88,12 @@ class Table:
         body = [" & ".join(map(escape_latex, row)) + r" \\" for row in self.rows]
         lines = [rf"\begin{{tabular}}{{{align}}}", r"\toprule", rf"{head} \\", r"\midrule"]
         return "\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"])
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
+    """Table of texts, the first on the left and the others on the right."""
+    columns = [Column(head, head, "s" if n else "") for n, head in enumerate(heads)]
+    return Table(columns, [dict(zip(heads, row, strict=True)) for row in rows], caption)
 
 
 def plain_table(*columns: str, right: tuple[int, ...] = ()) -> ScreenTable:
@@ -145,7 +129,6 @@ FIGURES = (
     Column("accuracy", "accuracy", ".1%"),
     Column("probability", "probability", ".3f"),
 )
-AUC = Column("membership_auc", "AUC", ".3f")
 _AGAINST = (
     Column("set", "against the retain model"),
     Column("loss_difference", "loss", "+.4g"),
@@ -166,40 +149,39 @@ _TOFU = (
 def report_table(reports: Mapping[str, Report], record: Mapping[str, Any] | None = None) -> Table:
     """Figures of each set, with a column per report and the intervals of a record in brackets."""
     last = [*reports.values()][-1]
-    figures = [one for one in FIGURES if one.key in last["retain"]]
     recorded = (record or {}).get("figures", {})
-
-    def cell(name: str, key: str, figure: Column) -> str:
-        text = figure.text(reports[name].get(key, {}).get(figure.key))
-        found = recorded.get(name, {}).get("sets", {}).get(key, {})
-        ends = [figure.text(end) for end in found.get(f"{figure.key}_interval") or ()]
-        return f"{text} [{', '.join(ends)}]" if ends else text
-
-    rows = [
-        [key.replace("_", " "), number(last[key].get("samples", last[key].get("records")), ",")]
-        + [cell(name, key, figure) for figure in figures for name in reports]
-        for key in SETS
-        if key in last
-    ]
-    heads = [f"{figure.label} {name}".strip() for figure in figures for name in reports]
+    columns, rows = [Column("set", "set"), Column("records", "records", ",")], []
+    for figure in (one for one in FIGURES if one.key in last["retain"]):
+        columns += [Column(figure.key + n, f"{figure.label} {n}".strip(), "s") for n in reports]
+    for key in (one for one in SETS if one in last):
+        size = last[key].get("samples", last[key].get("records"))
+        row: Row = {"set": key.replace("_", " "), "records": size}
+        for name, report in reports.items():
+            intervals = recorded.get(name, {}).get("sets", {}).get(key, {})
+            for figure in FIGURES:
+                ends = map(figure.text, intervals.get(f"{figure.key}_interval") or ())
+                row[figure.key + name] = figure.text(report.get(key, {}).get(figure.key))
+                row[figure.key + name] += f" [{joined}]" if (joined := ", ".join(ends)) else ""
+        rows.append(row)
     note = "In brackets: 95% bootstrap intervals over records." if recorded else ""
-    return Table.plain(["set", "records", *heads], rows, note)
+    return Table(columns, rows, note)
 
 
 def reference_table(report: Report) -> Table:
     """Distances to the retain model."""
     found = report["against_retain_model"]
-    return Table.of(_AGAINST, [{"set": n.replace("_", " "), **row} for n, row in found.items()])
+    return Table(_AGAINST, [{"set": n.replace("_", " "), **row} for n, row in found.items()])
 
 
 def tofu_table(report: Report) -> Table:
     """TOFU's figures: a row for each set, then the aggregates."""
-    sets = [key for key in ("forget", "retain", "real_authors", "world_facts") if key in report]
-    rows = [{"set": key.replace("_", " "), **report[key]} for key in sets]
-    aggregates = ("model_utility", "model_utility_probability", "forget_quality", "privleak")
-    known = [key for key in aggregates if report.get(key) is not None]
-    rows += [{"set": key.replace("_", " "), "value": report[key]} for key in known]
-    return Table.of(_TOFU, rows)
+    rows = []
+    for key in ("forget", "retain", "real_authors", "world_facts"):
+        rows += [{"set": key.replace("_", " "), **report[key]}] if key in report else []
+    for key in ("model_utility", "model_utility_probability", "forget_quality", "privleak"):
+        known = report.get(key) is not None
+        rows += [{"set": key.replace("_", " "), "value": report[key]}] if known else []
+    return Table(_TOFU, rows)
 
 
 def membership_line(report: Report) -> str:
@@ -222,9 +204,8 @@ def membership_line(report: Report) -> str:
 
 def privleak_line(report: Report) -> str:
     """Line on PrivLeak."""
-    value = report["privleak"]
-    if value is not None:
-        return f"PrivLeak (0 is ideal): {value:+.4f}"
+    if report["privleak"] is not None:
+        return f"PrivLeak (0 is ideal): {report['privleak']:+.4f}"
     if auc_of(report) is None or auc_of(report["retain_model"]) is None:
         return "PrivLeak: not measured (it needs membership inference of both models)"
     return "PrivLeak: not measured (it divides by 1 - min k of the retain model, which is 0)"
@@ -232,54 +213,50 @@ def privleak_line(report: Report) -> str:
 
 # Attacks
 
-_ATTACK_FIGURES = {
-    one.key: one
-    for one in (
-        Column("recognised", "forgotten records recognised", ".0%"),
-        Column("loss", "loss of forgotten records, nats a token", ".2f"),
-        Column("exact_memorization", "exact memorization of forgotten records", ".0%"),
-        Column("rouge_l_recall", "ROUGE-L recall of forgotten answers", ".3f"),
-    )
-}
 
-
-def attack_figure(attack: str, result: AttackResult) -> Column:
+def attack_figure(attack: str, result: attacks.AttackResult) -> Column:
     """Figure that shows an attack's success."""
-    if attack in (PREFILL, SAMPLE):
-        return _ATTACK_FIGURES["rouge_l_recall"]
-    if attack == QUANTIZE and result.kind == "text":
-        return _ATTACK_FIGURES["exact_memorization"]
-    return _ATTACK_FIGURES[result.figure]
+    if attack in (attacks.PREFILL, attacks.SAMPLE):
+        return Column("rouge_l_recall", "ROUGE-L recall of forgotten answers", ".3f")
+    if result.kind == "image":
+        return Column("recognised", "forgotten records recognised", ".0%")
+    if attack == attacks.QUANTIZE:
+        return Column("exact_memorization", "exact memorization of forgotten records", ".0%")
+    return Column("loss", "loss of forgotten records, nats a token", ".2f")
 
 
-def strengths(attack: str, outcome: Outcome) -> list[str]:
+def strengths(attack: str, outcome: attacks.Outcome) -> list[str]:
     """Names of an attack's strengths."""
-    if attack == QUANTIZE:
+    if attack == attacks.QUANTIZE:
         return [f"{bits} bits" if bits else "as saved" for bits in outcome.at]
-    if attack == SAMPLE:
+    if attack == attacks.SAMPLE:
         return [f"leak@{k}" for k in outcome.at]
-    unit = "words" if attack == PREFILL else "steps"
-    return [f"{at} {unit}" if place == 0 else str(at) for place, at in enumerate(outcome.at)]
+    unit = "words" if attack == attacks.PREFILL else "steps"
+    return [f"{outcome.at[0]} {unit}", *map(str, outcome.at[1:])]
 
 
-def attack_tables(result: AttackResult) -> list[Table]:
+def attack_tables(result: attacks.AttackResult) -> list[Table]:
     """Means over seeds of each attack, a row for each model, then the figures of robustness."""
     tables = []
     for attack, by_model in result.outcomes.items():
-        figure, relearns = attack_figure(attack, result), attack in RELEARNING
-        heads = [attack, *strengths(attack, by_model[UNLEARNED]), *["retain accuracy"] * relearns]
+        figure, relearns = attack_figure(attack, result), attack in attacks.RELEARNING
+        heads = [
+            attack,
+            *strengths(attack, by_model[attacks.UNLEARNED]),
+            *["retain accuracy"] * relearns,
+        ]
         rows = []
         for role, outcome in by_model.items():
             cells = [figure.text(outcome.mean(figure.key, at)) for at in outcome.at]
             ends = [f"{fmean(outcome.retain_accuracy):.1%}"] if relearns else []
             rows.append([role, *cells, *ends])
-        tables.append(Table.plain(heads, rows, f"{figure.label}, mean over seeds"))
+        tables.append(text_table(heads, rows, f"{figure.label}, mean over seeds"))
     kinds = {"Q": "quantization", "R": "relearning"}
     found = [
         [f"{name[0]}: {kinds[name[0]]}, by {name[2:].replace('_', ' ')}", f"{value:.3f}"]
-        for name, value in robustness(result).items()
+        for name, value in attacks.robustness(result).items()
     ]
-    return tables + [Table.plain(["robustness, 1 is best", "value"], found)] * bool(found)
+    return tables + [text_table(["robustness, 1 is best", "value"], found)] * bool(found)
 
 
 # Comparisons
@@ -294,13 +271,10 @@ RESULTS = (
     Column("forget_gain", "ΔL_f", "+.4g", r"$\Delta L_f$"),
     Column("retain_gain", "-ΔL_r", "+.4g", r"$-\Delta L_r$"),
     Column("forgotten", "forgotten", "g"),
-    *(
-        Column(f"{s}_accuracy", f"{s} acc", ".1%", f"{s} acc.")
-        for s in ("forget", "retain", "test")
-    ),
-    *(Column(f"{s}_probability", f"{s} prob", ".3f", f"{s} prob.") for s in ("forget", "test")),
+    *(Column(f"{s}_accuracy", f"{s} acc", ".1%") for s in ("forget", "retain", "test")),
+    *(Column(f"{s}_probability", f"{s} prob", ".3f") for s in ("forget", "test")),
     Column("utility", "utility", ".3f"),
-    AUC,
+    Column("membership_auc", "AUC", ".3f"),
     Column("retain_model_auc", "AUC retrained", ".3f"),
     Column("promise_kept", "kept", ".0%"),
     Column("steps", "steps", "g"),
@@ -322,10 +296,24 @@ CAPTION = (
 )
 
 
+def comparison_table(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> Table:
+    """Table of the runs of a comparison, or of their means."""
+    return Table(columns, [_written(row) for row in rows])
+
+
+def _written(row: Row) -> Row:
+    """Row with a star for the Pareto front, and the forgotten of how many."""
+    found: Row = {**row, "pareto": "*" if row.get("pareto") else ""}
+    if row.get("forgotten") is not None:
+        count = Column("", "", "g").text(row["forgotten"])
+        found["forgotten"] = f"{count} of {row['forget_records']}"
+    return found
+
+
 def screen_table(rows: Sequence[Row]) -> ScreenTable:
     """Table of a comparison for the screen, without the settings that all rows share."""
     same = [one for one in SETTINGS[1:] if len({row.get(one.key) for row in rows}) == 1]
-    table = Table.of([one for one in COLUMNS if one not in same], rows).__rich__()
+    table = comparison_table(rows, [one for one in COLUMNS if one not in same]).__rich__()
     table.collapse_padding = True
     return table
 
@@ -337,40 +325,42 @@ def csv_table(rows: Sequence[Row]) -> str:
 
 def markdown_page(comparison: Comparison) -> str:
     """Runs, means and remarks."""
-    parts = [Table.of(COLUMNS, comparison.rows).markdown()]
+    parts = [comparison_table(comparison.rows).markdown()]
     if comparison.means:
         parts.append("Means over seeds ± standard deviation:\n")
-        parts.append(Table.of(COLUMNS, comparison.means).markdown())
+        parts.append(comparison_table(comparison.means).markdown())
     return "\n".join([*parts, *(f"{escape_markdown(line)}\n" for line in remarks(comparison))])
 
 
 def latex_page(comparison: Comparison) -> str:
     """Runs, means, and remarks as comments; the tables need the package booktabs."""
     lines = ["needs \\usepackage{booktabs}", *remarks(comparison)]
-    parts = [*(f"% {line}" for line in lines), Table.of(COLUMNS, comparison.rows).latex()]
+    parts = [*(f"% {line}" for line in lines), comparison_table(comparison.rows).latex()]
     if comparison.means:
         parts.append("% means over seeds and standard deviations")
-        parts.append(Table.of(COLUMNS, comparison.means).latex())
+        parts.append(comparison_table(comparison.means).latex())
     return "\n".join(parts) + "\n"
 
 
 def remarks(comparison: Comparison) -> list[str]:
     """Lines below a comparison: its start, columns, hypervolumes, failures and environments."""
-    start, reference = comparison.start, comparison.reference
-    lines = []
-    if start is not None:
-        used = [one for one in COLUMNS if start.get(one.key) is not None]
-        lines.append("before: " + ", ".join(f"{one.label} {one.of(start)}" for one in used))
+    lines, reference = [], comparison.reference
+    if comparison.start is not None:
+        start = comparison_table([comparison.start])
+        cells = zip(start.columns[1:], start.rows[0][1:], strict=True)
+        lines.append("before: " + ", ".join(f"{one.label} {text}" for one, text in cells))
     volumes = sorted(comparison.hypervolumes.items(), key=lambda item: -item[1])
     found = ", ".join(f"{name} {one:.4g}" for name, one in volumes)
     origin = f"({reference.forget:g}, {reference.retain:.4g})"
     lines += [CAPTION, f"hypervolume over {origin}: {found}"]
-    rows = comparison.rows
-    lines += [f"{row['run']} failed: {row['failed']}" for row in rows if row["failed"]]
-    lines += [
-        f"{row['run']} ended at step {row['ended_at']} because {row['ended_because']}"
-        for row in rows
-        if not row["failed"] and row["ended_because"] != ALL_DONE.text
-    ]
-    differing = differing_environments({row["run"]: row.get("environment") for row in rows})
-    return lines + [f"not all were computed alike: {differing}"] * bool(differing)
+    for row in comparison.rows:
+        if row["failed"]:
+            lines.append(f"{row['run']} failed: {row['failed']}")
+    for row in comparison.rows:
+        if not row["failed"] and row["ended_because"] != ALL_DONE.text:
+            reason = f"ended at step {row['ended_at']} because {row['ended_because']}"
+            lines.append(f"{row['run']} {reason}")
+    environments = {row["run"]: row.get("environment") for row in comparison.rows}
+    if differing := differing_environments(environments):
+        lines.append(f"not all were computed alike: {differing}")
+    return lines

@@ -28,8 +28,8 @@ from hamu.models.storage import save_model
 READS = {"train": "training set", "unlearn": "forget set"}
 _LAST = {"train": EVALUATION, "unlearn": RECORD}
 MARK = ".hamu"
+_OTHER = "choose another --output_dir"
 _LOCK = ".lock"  # stays only where its process was killed
-_NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK)  # file systems without locks: there nothing is kept out
 _OF_COMPARISONS = (files.COMPARISON, *files.COMPARISON_TABLES, files.COMPARISON_PICTURE)
 _OF_RUNS = (
     *(MODEL, files.MERGED, CONFIG, INPUTS, files.STEPS, files.LAYERS, EVALUATION),
@@ -46,16 +46,9 @@ class RunFolder:
     """An output folder, checked at once and made when the first file is written.
 
     As a context it is for one run alone from that file on, and leaves no folder behind in which
-    nothing was written.
-
-    Args:
-        path: the folder; it may exist if it is empty.
-        overwrite: replace an earlier run that is in it, once there is a file to put in its place.
-        resume: go on with the run that is in it.
-        sources: folders and files that the run reads from, which it must not write into.
-
-    Raises:
-        HamuError: if the folder is in use, cannot be written, or lies in (or around) a source.
+    nothing was written. `overwrite` replaces an earlier run, once there is a file to put in its
+    place; `resume` goes on with it. A HamuError says that the folder is in use, cannot be written,
+    or overlaps one of the `sources` that the run reads.
     """
 
     def __init__(
@@ -74,22 +67,24 @@ class RunFolder:
             origin = Path(source).resolve()
             overlaps = resolved.is_relative_to(origin) or origin.is_relative_to(resolved)
             if origin.exists() and overlaps:
-                raise HamuError(
-                    f"the output folder {path} and the source {source} overlap; "
-                    f"choose another --output_dir"
-                )
+                both = f"the output folder {path} and the source {source} overlap"
+                raise HamuError(f"{both}; {_OTHER}")
         self._made = [one for one in (self.path, *self.path.parents) if not os.path.exists(one)]
         if is_main():  # an error later would cost a run
             try:
                 self._acquire()
             except OSError as error:
-                raise HamuError(
-                    f"the output folder {self.path} cannot be made: {error.strerror or error}; "
-                    f"choose another --output_dir"
-                ) from error
+                why = f"the output folder {self.path} cannot be made: {error.strerror or error}"
+                raise HamuError(f"{why}; {_OTHER}") from error
             finally:
                 self._release()
         self._stale()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._release()
 
     def _acquire(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -98,12 +93,10 @@ class RunFolder:
             lock.acquire()
             self._lock = lock
         except Timeout:
-            raise HamuError(
-                f"another run, or a process that a run left behind, is using {self.path}; "
-                f"wait until it has ended, or choose another --output_dir"
-            ) from None
+            who = f"another run, or a process that a run left behind, is using {self.path}"
+            raise HamuError(f"{who}; wait until it has ended, or {_OTHER}") from None
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in (errno.ENOTSUP, errno.ENOLCK):  # no locks: nothing is kept out
                 raise
 
     def _release(self) -> None:
@@ -122,23 +115,16 @@ class RunFolder:
                     return
                 made.rmdir()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._release()
-
     def prepare(self) -> Path:
         """Make the folder, and clear an earlier run out of it; refuses one that came first."""
-        if self._prepared or not is_main():
-            return self.path
-        self._acquire()
-        stale = self._stale()  # as it is now: another run may have come and gone
-        (self.path / MARK).touch()
-        # the settings first, as they promise a run to resume
-        for path in sorted(stale, key=lambda path: path.name != CONFIG):
-            files.remove_whole(path)
-        self._prepared = True
+        if not self._prepared and is_main():
+            self._acquire()
+            stale = self._stale()  # as it is now: another run may have come and gone
+            (self.path / MARK).touch()
+            # the settings first, as they promise a run to resume
+            for path in sorted(stale, key=lambda path: path.name != CONFIG):
+                files.remove_whole(path)
+            self._prepared = True
         return self.path
 
     def _files(self) -> list[Path]:
@@ -154,30 +140,23 @@ class RunFolder:
         left = [path for path in found if path.name.startswith(_LEFT)]
         if self._resume or left == found:
             return left
-        is_marked = (self.path / MARK).is_file()
+        is_marked = self.has(MARK)
         foreign = [p for p in found if p not in left and not (is_marked and _is_of_a_run(p))]
         if foreign:
-            raise HamuError(
-                f"the output folder {self.path} is in use: it holds {foreign[0].name}, which is "
-                f"not of a run; --overwrite only replaces runs, so choose another --output_dir"
+            why = (
+                f"it holds {foreign[0].name}, which is not of a run; --overwrite only replaces runs"
             )
+            raise HamuError(f"the output folder {self.path} is in use: {why}, so {_OTHER}")
         if not self._overwrite:
-            command = self._interrupted()
-            way = f"go on with it by hamu {command} --resume --output_dir {self.path}"
-            raise HamuError(
-                f"the output folder {self.path} holds "
-                f"{f'an interrupted run; {way}, ' if command else 'a run; '}"
-                f"choose another --output_dir, or replace it with --overwrite"
-            )
+            inputs = files.read_json(self.path / INPUTS, self.path) if self.has(INPUTS) else {}
+            way = "a run; "
+            for command, reads in READS.items():
+                if reads in inputs and self.has(CONFIG) and not self.has(_LAST[command]):
+                    resume = f"hamu {command} --resume --output_dir {self.path}"
+                    way = f"an interrupted run; go on with it by {resume}, "
+            held = f"the output folder {self.path} holds {way}"
+            raise HamuError(f"{held}{_OTHER}, or replace it with --overwrite")
         return found
-
-    def _interrupted(self) -> str | None:
-        """Command that the run in the folder goes on by, None if it cannot."""
-        inputs = files.read_json(self.path / INPUTS, self.path) if self.has(INPUTS) else {}
-        for command, reads in READS.items():
-            if reads in inputs and self.has(CONFIG) and not self.has(_LAST[command]):
-                return command
-        return None
 
     def has(self, name: str) -> bool:
         """True if a file is there; the last file of a run shows that the run came to its end."""
@@ -190,20 +169,24 @@ class RunFolder:
 
     def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> int:
         """Leave of a log only the whole lines that belong to a run that is resumed; count them."""
-        file = self.path / name
-        if not is_main() or not file.is_file():
+        if not is_main() or not self.has(name):
             return 0
         kept: list[str] = []
-        lines = file.read_bytes().split(b"\n")[:-1]  # the last was broken off, or is ""
+        lines = (self.path / name).read_bytes().split(b"\n")[:-1]  # the last was broken off, or ""
         for number, line in enumerate(lines, start=1):
             try:
                 kept += [line.decode() + "\n"] if belongs(json.loads(line)) else []
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise HamuError(
-                    f"line {number} of {file} is not of a step; take it out, or start a new run"
-                ) from None
+                where = f"line {number} of {self.path / name}"
+                raise HamuError(f"{where} is not of a step; take it out") from None
         self.write_text(name, "".join(kept))
         return len(kept)
+
+    def append_line(self, name: str, content: Mapping[str, Any]) -> None:
+        """Append one JSON line and flush it, so that the log can be read while it grows."""
+        if is_main():
+            with open(self.prepare() / name, "a", encoding="utf-8") as file:
+                file.write(json.dumps(dict(content)) + "\n")
 
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
         """Write one file whole; a private one is for its owner alone."""
@@ -222,10 +205,9 @@ class RunFolder:
         self.write_config(settings)
 
     def write_config(self, content: Mapping[str, Any]) -> Path:
-        """Write the settings of a run as YAML, in a form that --config reads."""
+        """Write the settings of a run as YAML, for --config; a filter may name a person."""
         text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
-        names_a_person = "forget_filter" in content
-        return self.write_text(CONFIG, text, private=names_a_person)
+        return self.write_text(CONFIG, text, private="forget_filter" in content)
 
     def save_model(self, model: Any, *beside_it: Any, name: str = MODEL) -> Path:
         """Save a model, and what belongs to it, by their `save_pretrained`, whole or not at all.
@@ -244,19 +226,11 @@ class RunFolder:
         except BaseException as error:
             shutil.rmtree(beside, ignore_errors=True)
             if files.is_of_disk(error):
-                raise HamuError(
-                    f"the model cannot be written into {self.path}: {first_line(error)}; "
-                    f"where it is full make room, then go on with --resume"
-                ) from error
+                why = f"the model cannot be written into {self.path}: {first_line(error)}"
+                raise HamuError(f"{why}; make room, then go on with --resume") from error
             raise
         files.replace_folder(beside, target)
         return target
-
-    def append_line(self, name: str, content: Mapping[str, Any]) -> None:
-        """Append one JSON line and flush it, so that the log can be read while it grows."""
-        if is_main():
-            with open(self.prepare() / name, "a", encoding="utf-8") as file:
-                file.write(json.dumps(dict(content)) + "\n")
 
 
 def holds_a_comparison(folder: Path) -> bool:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -14,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -48,17 +45,10 @@ class Ended:
 
 
 class Children:
-    """Runs jobs, some at a time; they share the processor's threads.
+    """Runs jobs by `command`, some at a time; they share the processor's threads.
 
-    A child of a process that was killed saves and ends.
-
-    Args:
-        jobs: how many at a time.
-        environment: of their processes.
-        command: runs a job by its name, with its options.
-
-    Attributes:
-        asked_by: the signal that first asked to end, 0 if none has.
+    A child of a process that was killed saves and ends. `asked_by` is the signal that first asked
+    to end, 0 if none has.
     """
 
     def __init__(self, jobs: int, environment: Mapping[str, str], command: Command) -> None:
@@ -68,7 +58,7 @@ class Children:
             self._environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // jobs))
         self._asked, self.asked_by = 0, 0
 
-    def ask_to_end(self, number: int) -> None:
+    def ask_to_end(self, number: int, frame: Any = None) -> None:
         """Make no more calls, as a signal asks. Runs save and end; asked again, they are killed."""
         self._asked += 1
         self.asked_by = self.asked_by or number
@@ -99,18 +89,21 @@ class _Child:
 
     def __init__(self, call: Call, command: Command, environment: Mapping[str, str]) -> None:
         self._name, self._begin = call.name, time.monotonic()
-        handle, said = tempfile.mkstemp(prefix="hamu-")
-        os.close(handle)
-        self._said = Path(said)
-        self.process = _CONTEXT.Process(target=_run, args=(command, call, said))
+        self._said, says = _CONTEXT.Pipe(duplex=False)
+        self.process = _CONTEXT.Process(target=_run, args=(command, call, says))
         with _environment_of(environment):
             self.process.start()
+        says.close()
 
     def ended(self) -> Ended:
         self.process.join()
-        code = self.process.exitcode
-        reason = _reason(self._said.read_text(encoding="utf-8", errors="replace"), code)
-        self._said.unlink()
+        code, reason = self.process.exitcode, ""
+        try:
+            reason = self._said.recv()
+        except EOFError:  # it could not say anything any more
+            reason = f"it ended with exit code {code}" if code else ""
+        if code < 0:
+            reason = f"killed by {signal.Signals(-code).name}"
         return Ended(self._name, time.monotonic() - self._begin, reason, code in _INTERRUPTED)
 
 
@@ -129,16 +122,15 @@ def _environment_of(environment: Mapping[str, str]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _run(command: Command, call: Call, said: str) -> None:
+def _run(command: Command, call: Call, says: Any) -> None:
     """Run a job here: Ctrl-C is for the parent, which ends the others in order."""
     os.setsid()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that was held back
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
-    sys.stderr = open(said, "w", buffering=1, encoding="utf-8", errors="replace")  # noqa: SIM115
-    os.dup2(sys.stdout.fileno(), 1)
-    os.dup2(sys.stderr.fileno(), 2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code, reason = 0, ""
     try:
@@ -149,11 +141,11 @@ def _run(command: Command, call: Call, said: str) -> None:
         code, reason = 2, str(error)
     except Exception as error:
         code, reason = 2, f"{type(error).__name__}: {first_line(error)}"
-    print(" ".join(reason.split()), file=sys.stderr)
+    says.send(" ".join(reason.split()))
     sys.exit(code)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: Any) -> None:
     raise Interrupted(f"interrupted by {signal.Signals(number).name}", number)
 
 
@@ -162,13 +154,3 @@ def _end_with_parent() -> None:
     parent: Any = multiprocessing.parent_process()
     connection.wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _reason(said: str, code: int) -> str:
-    """The reason of a failure, the last line on standard error; "" without one."""
-    if code == 0:
-        return ""
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    lines = said.split("\n")
-    return next(filter(None, map(str.strip, reversed(lines))), f"it ended with exit code {code}")

@@ -11,14 +11,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from hamu.errors import HamuError
-from hamu.evaluation.gains import (
-    Gains,
-    gains_of,
-    hypervolume,
-    hypervolume_reference,
-    pareto_optimal,
-    trajectory_of,
-)
+from hamu.evaluation import gains as pareto
+from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
 from hamu.files import EVALUATION, RECORD, read_json
 from hamu.unlearning.record.inputs import differing, read_inputs
@@ -36,11 +30,8 @@ _AVERAGED = (
 
 
 def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
-    """The figures of a finished run, after the columns that tell it from others.
-
-    Those that are not finite are None.
-    """
-    evaluation, record = _of_run(run, EVALUATION), _of_run(run, RECORD)
+    """The figures of a finished run, after its own columns; those that are not finite are None."""
+    evaluation, record = (read_json(run / name, remove=run) for name in (EVALUATION, RECORD))
     gains, steps = gains_of(evaluation), record["steps"]
     found: Row = {
         "forget_gain": gains.forget,
@@ -70,8 +61,8 @@ def failed_row(
 
 def trajectory(run: Path) -> tuple[list[Gains], Gains]:
     """The gains at each evaluation of a run, and those of the model it has saved."""
-    evaluation = _of_run(run, EVALUATION)
-    return trajectory_of(evaluation["trajectory"]), gains_of(evaluation)
+    evaluation = read_json(run / EVALUATION, remove=run)
+    return pareto.trajectory_of(evaluation["trajectory"]), gains_of(evaluation)
 
 
 def start_figures(runs: Iterable[Path]) -> Row | None:
@@ -80,7 +71,8 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
     Where the runs do not agree, as the draw of membership inference depends on the seed, their mean
     and deviation.
     """
-    found = [plain(model_figures(_of_run(run, EVALUATION), "before")) for run in runs]
+    evaluations = [read_json(run / EVALUATION, remove=run) for run in runs]
+    found = [plain(model_figures(evaluation, "before")) for evaluation in evaluations]
     if not found:
         return None
     return {
@@ -98,62 +90,8 @@ def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None
         first = first or (name, inputs)
         other = differing(first[1], inputs)
         if other is not None:
-            raise HamuError(
-                f"{name} had another {other} than {first[0]}, so that they do not compare; remove "
-                f"the folder of the one that is out of date and run it again"
-            )
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Rows of `finished_row` and `failed_row` in order, and the figures that all started from."""
-
-    found: tuple[Row, ...]
-    start: Row | None
-
-    @property
-    def _finished(self) -> list[Row]:
-        return [row for row in self.found if not row["failed"]]
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """All rows by joint gain, with `pareto` for those that no other beats; then the failed."""
-        return [*_ranked(self._finished), *(row for row in self.found if row["failed"])]
-
-    @cached_property
-    def means(self) -> list[Row]:
-        """Means over the finished runs of each setting; empty if there is one seed alone.
-
-        A figure is its mean and its (sample) standard deviation, None of a single run.
-        """
-        if len({row["seed"] for row in self.found}) < 2:
-            return []
-        groups: dict[str, list[Row]] = {}
-        for row in self.rows:
-            if not row["failed"]:
-                groups.setdefault(row["setting"], []).append(row)
-        return _ranked([_mean(rows) for rows in groups.values()])
-
-    @cached_property
-    def reference(self) -> Gains:
-        """The reference of the hypervolumes, see `hypervolume_reference`."""
-        return hypervolume_reference(
-            min((row["retain_gain"] for row in self._finished), default=0.0)
-        )
-
-    @cached_property
-    def hypervolumes(self) -> dict[str, float]:
-        """The hypervolume of each method, of the gains with which its finished runs ended."""
-        ends: dict[str, list[Gains]] = {row["method"]: [] for row in self.found}
-        for row in self._finished:
-            ends[row["method"]].append(_gains(row))
-        return {name: hypervolume(gains, self.reference) for name, gains in ends.items()}
-
-    def summary(self) -> dict[str, Any]:
-        """Rows, means and hypervolumes, as JSON holds them."""
-        reference = (self.reference.forget, self.reference.retain)
-        volumes = {"reference": reference, "methods": self.hypervolumes}
-        return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
+            had = f"{name} had another {other} than {first[0]}, so that they do not compare"
+            raise HamuError(f"{had}; remove the folder that is out of date, and run it again")
 
 
 def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
@@ -176,9 +114,56 @@ def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
     }
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of `finished_row` and `failed_row` in order, and the figures that all started from."""
+
+    found: tuple[Row, ...]
+    start: Row | None
+
+    @property
+    def _finished(self) -> list[Row]:
+        return [row for row in self.found if not row["failed"]]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """All rows by joint gain, with `pareto` for those that no other beats; then the failed."""
+        return [*_ranked(self._finished), *(row for row in self.found if row["failed"])]
+
+    @cached_property
+    def means(self) -> list[Row]:
+        """Means and (sample) standard deviations by setting; empty if there is one seed alone."""
+        groups: dict[str, list[Row]] = {}
+        for row in self.rows:
+            if not row["failed"]:
+                groups.setdefault(row["setting"], []).append(row)
+        has_several_seeds = len({row["seed"] for row in self.found}) > 1
+        return _ranked(map(_mean, groups.values())) if has_several_seeds else []
+
+    @cached_property
+    def reference(self) -> Gains:
+        """The reference of the hypervolumes, see `hypervolume_reference`."""
+        worst = min((row["retain_gain"] for row in self._finished), default=0.0)
+        return pareto.hypervolume_reference(worst)
+
+    @cached_property
+    def hypervolumes(self) -> dict[str, float]:
+        """The hypervolume of each method, of the gains with which its finished runs ended."""
+        ends: dict[str, list[Gains]] = {row["method"]: [] for row in self.found}
+        for row in self._finished:
+            ends[row["method"]].append(_gains(row))
+        return {name: pareto.hypervolume(gains, self.reference) for name, gains in ends.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Rows, means and hypervolumes, as JSON holds them."""
+        reference = (self.reference.forget, self.reference.retain)
+        volumes = {"reference": reference, "methods": self.hypervolumes}
+        return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
+
+
 def _ranked(rows: Iterable[Row]) -> list[Row]:
     rows = sorted(rows, key=lambda row: -_value(row["joint_gain"]))
-    best = pareto_optimal([_gains(row) for row in rows])
+    best = pareto.pareto_optimal([_gains(row) for row in rows])
     return [{**row, "pareto": is_best} for row, is_best in zip(rows, best, strict=True)]
 
 
@@ -206,10 +191,6 @@ def _gains(row: Row) -> Gains:
 def _value(figure: Any) -> float:
     """A figure, or the mean of one."""
     return float(figure["mean"] if isinstance(figure, dict) else figure)
-
-
-def _of_run(run: Path, name: str) -> Any:
-    return read_json(run / name, remove=run)
 
 
 def written_environment(environment: Mapping[str, Any]) -> str:

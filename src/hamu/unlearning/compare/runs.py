@@ -24,14 +24,7 @@ from hamu.unlearning.trainer.config import unused_settings
 
 @dataclass(frozen=True)
 class Cell:
-    """The settings in which one run differs from the others.
-
-    Attributes:
-        method: its name.
-        constraint: see `UnlearnConfig`; None for a method that has none.
-        learning_rate: of the run.
-        seed: of the run.
-    """
+    """The settings in which one run differs from the others; some methods have no constraint."""
 
     method: str
     constraint: float | None
@@ -66,11 +59,7 @@ def cells(
     learning_rates: Iterable[float],
     seeds: Iterable[int],
 ) -> list[Cell]:
-    """List all combinations, seed by seed; a method without a constraint is there once for all.
-
-    Raises:
-        HamuError: if a method is unknown.
-    """
+    """All combinations, seed by seed; a method without a constraint is there once for all."""
     takes = {name: "constraint" not in unused_settings(build_method(name)) for name in methods}
     grid = product(seeds, takes, constraints, learning_rates)
     found = (Cell(name, c if takes[name] else None, rate, seed) for seed, name, c, rate in grid)
@@ -84,14 +73,7 @@ def _short(value: float) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is to be.
-
-    Attributes:
-        name: of the run, and of its folder.
-        columns: of its row, which tell it from others.
-        settings: a file of them, as --config takes it.
-        options: the value of every option that these come to.
-    """
+    """A run that is to be: its folder's name, own columns, file of settings, and all options."""
 
     name: str
     columns: Row
@@ -102,16 +84,9 @@ class Plan:
 class Runs:
     """The runs, and what has come out of them so far.
 
-    Args:
-        folder: of the comparison.
-        plans: of all runs.
-        options_of: what the config.yaml of an earlier run comes to.
-        inputs: what runs read now, as far as it is known; asked for if one has begun.
-        overwrite: replace runs that had other settings, or other inputs.
-        options: given to every run, beside its settings.
-
-    Raises:
-        HamuError: if something else is in the place of a run.
+    `options_of` reads the config.yaml of an earlier run, `inputs` what runs read now; `overwrite`
+    replaces runs that had other settings or inputs. Each run is given `options` beside its
+    settings. A HamuError names a run that is in the place of another.
     """
 
     # what to do about a run that is not the one planned in its place
@@ -143,26 +118,6 @@ class Runs:
         """The names of the runs that neither have figures nor have failed."""
         return [name for name in self._plans if name not in self._rows]
 
-    def run(self, children: Children) -> Iterator[Row]:
-        """Run what is not finished; yields the row of each run that has ended.
-
-        A run that was asked to end has no row. comparison.json holds at any time what is known.
-        """
-        self._save()
-        for ended in children.make(self._calls.values()):
-            name, resumed = ended.name, "resume" in self._calls[ended.name].options
-            earlier = self._seconds.get(name, 0.0) if resumed else 0.0
-            self._seconds[name] = round(earlier + ended.seconds, 1)
-            if not ended.reason and self._place(name).has(RECORD):
-                self._rows[name] = self._finished(name)
-            elif not children.asked_by:
-                columns, reason = self._plans[name].columns, ended.reason or "it left no record"
-                took, was = self._seconds[name], ended.interrupted
-                self._rows[name] = failed_row(name, columns, reason, took, interrupted=was)
-            self._save()
-            if name in self._rows:
-                yield self._rows[name]
-
     @property
     def rows(self) -> list[Row]:
         """The row of each run that has ended, in the order of the plans."""
@@ -182,38 +137,55 @@ class Runs:
         """Content of comparison.json but for times."""
         return self.comparison().summary()
 
+    def run(self, children: Children) -> Iterator[Row]:
+        """Run what is not finished; yields the row of each run that has ended.
+
+        A run that was asked to end has no row. comparison.json holds at any time what is known.
+        """
+        self._save()
+        for ended in children.make(self._calls.values()):
+            name, resumed = ended.name, "resume" in self._calls[ended.name].options
+            earlier = self._seconds.get(name, 0.0) if resumed else 0.0
+            self._seconds[name] = round(earlier + ended.seconds, 1)
+            if not ended.reason and (self._folder.path / name / RECORD).is_file():
+                self._rows[name] = self._finished(name)
+            elif not children.asked_by:
+                columns, took = self._plans[name].columns, self._seconds[name]
+                reason, was = ended.reason or "it left no record", ended.interrupted
+                self._rows[name] = failed_row(name, columns, reason, took, interrupted=was)
+            self._save()
+            if name in self._rows:
+                yield self._rows[name]
+
     def _call(self, plan: Plan) -> Call | None:
         """The call that begins a run, or goes on with it; None if it is finished."""
-        place = self._place(plan.name)
-        output = {**self._options, "output_dir": str(place.path)}
-        if place.has(CONFIG):
+        place = self._folder.path / plan.name
+        output = {**self._options, "output_dir": str(place)}
+        if (place / CONFIG).is_file():
             difference = self._difference(place, plan)
             if difference is None:
-                is_there, more = place.has(RECORD), {"resume": True, **output}
+                is_there, more = (place / RECORD).is_file(), {"resume": True, **output}
                 return None if is_there else Call(plan.name, "unlearn", more)
             if not self._overwrite:
-                raise HamuError(f"{place.path} holds a run with {difference}; {self.remedy}")
-        RunFolder(place.path, overwrite=True)  # refuses what is not of a run
+                raise HamuError(f"{place} holds a run with {difference}; {self.remedy}")
+        RunFolder(place, overwrite=True)  # refuses what is not of a run
         settings = {"config": str(plan.settings), "overwrite": True}
         return Call(plan.name, "unlearn", settings | output)
 
-    def _difference(self, place: RunFolder, plan: Plan) -> str | None:
+    def _difference(self, place: Path, plan: Plan) -> str | None:
         """The difference of an earlier run from the one planned in its place; None without."""
-        was, now = self._options_of(place.path / CONFIG), plan.options
-        for name in now:
-            if name != "output_dir" and was[name] != now[name]:
-                return f"{name} {was[name]}, not {now[name]}"
-        if not place.has(INPUTS):
+        was = self._options_of(place / CONFIG)
+        for name, now in plan.options.items():
+            if name != "output_dir" and was[name] != now:
+                return f"{name} {was[name]}, not {now}"
+        if not (place / INPUTS).is_file():
             return f"no {INPUTS}"
-        other = differing(read_inputs(place.path), self._inputs())
+        other = differing(read_inputs(place), self._inputs())
         return other and f"another {other} than there is now"
 
     def _finished(self, name: str) -> Row:
         columns, seconds = self._plans[name].columns, self._seconds.get(name)
         return finished_row(columns, self._folder.path / name, seconds)
-
-    def _place(self, name: str) -> RunFolder:
-        return RunFolder(self._folder.path / name, resume=True)
 
     def _save(self) -> None:
         self._folder.write_json(COMPARISON, self.summary() | {"seconds": self._seconds})

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any
 
 import yaml
@@ -22,48 +20,33 @@ from hamu.evaluation import build_metrics
 from hamu.files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD
 from hamu.report import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
-from hamu.unlearning.compare import Cell, Children, Comparison, Plan, Runs, cells
-from hamu.unlearning.compare.rows import Row, check_same_inputs, trajectory
-from hamu.unlearning.jobs.kinds import choose_task
+from hamu.unlearning.compare.children import Children
+from hamu.unlearning.compare.rows import Comparison, check_same_inputs, trajectory
+from hamu.unlearning.compare.runs import Cell, Plan, Runs, cells
 from hamu.unlearning.jobs.options import CompareOptions
 from hamu.unlearning.jobs.progress import handling, silent, task_bar
 from hamu.unlearning.jobs.settings import every_option, settings_of
+from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import RunFolder, holds_a_comparison
 from hamu.unlearning.trainer import UnlearnConfig
-
-_SHOWN = (*COMPARISON_TABLES, COMPARISON_PICTURE)  # made when all runs have ended
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Result of `compare`.
+    """Result of `compare`."""
 
-    Attributes:
-        folder, picture: the output folder, and the picture in it.
-        comparison: rows, means over seeds and hypervolumes.
-        finished, runs: how many runs finished, and how many there are.
-        others: how many more runs are in the folder.
-    """
-
-    folder: Path
-    picture: Path
-    comparison: Comparison
-    finished: int
-    runs: int
-    others: int
+    folder: Path  # with comparison.json, .csv, .md, .tex and .png
+    comparison: Comparison = field(repr=False)  # rows, means over seeds and hypervolumes
+    finished: int  # how many runs finished,
+    runs: int  # of how many,
+    others: int  # and how many more are in the folder
 
 
 def compare(*, console: Console | None = None, **options: Any) -> Compared:
-    """Unlearn by several methods and settings, each in a process of its own.
+    """Unlearn by several methods, constraints, learning rates and seeds, and compare the results.
 
-    The same call again goes on where it was.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu compare`, which --help-all lists, with the same defaults.
-
-    Raises:
-        HamuError: if an option is unknown or does not fit, or other runs are in the place of these.
+    Takes the options of unlearn, but for --method, a goal, --dry_run and --resume. Each run has a
+    process of its own. The same command again goes on where it was.
     """
     environment = dict(os.environ)  # of the runs; reading settings changes it
     settings = settings_of("compare", options)
@@ -77,7 +60,6 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     )
     task = choose_task(settings, console or silent())
     folder, problem = task.start(resume=holds_a_comparison(Path(str(args.output_dir))))
-    task.check_models()
     task.settle_adapter()
     own = {*vars(asked), "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}
@@ -94,30 +76,9 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         )
         before = len(grid) - len(runs.waiting)
         task.announce(problem, f"; {len(grid)} runs, {before} of them finished before")
-        folder.remove(*_SHOWN)  # runs may change from here on
+        folder.remove(*COMPARISON_TABLES, COMPARISON_PICTURE)  # runs may change from here on
         run_waiting(runs, Children(asked.jobs, environment, run_job), task.console, "compare")
         return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")
-
-
-def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
-    """Save the tables and the picture."""
-    finished = runs.folders()
-    check_same_inputs(finished)
-    comparison = runs.comparison()
-    table, page, tex, drawing = _SHOWN
-    folder.write_text(table, csv_table(comparison.rows))
-    folder.write_text(page, markdown_page(comparison))
-    folder.write_text(tex, latex_page(comparison))
-    picture = folder.path / drawing
-    if finished:
-        drawn = [
-            (row["method"], *trajectory(finished[row["run"]]))
-            for row in comparison.rows
-            if row["run"] in finished
-        ]
-        plot_comparison(drawn, comparison.hypervolumes, picture, title)
-    others = {path.parent.name for path in folder.path.glob(f"*/{RECORD}")} - finished.keys()
-    return Compared(folder.path, picture, comparison, len(finished), len(runs), len(others))
 
 
 def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
@@ -130,6 +91,26 @@ def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
         raise HamuError(f"{cell.name}: {error}") from error
 
 
+def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
+    """Save the tables and the picture."""
+    finished = runs.folders()
+    check_same_inputs(finished)
+    comparison = runs.comparison()
+    contents = (csv_table(comparison.rows), markdown_page(comparison), latex_page(comparison))
+    for name, content in zip(COMPARISON_TABLES, contents, strict=True):
+        folder.write_text(name, content)
+    drawn = [
+        (row["method"], *trajectory(finished[row["run"]]))
+        for row in comparison.rows
+        if row["run"] in finished
+    ]
+    if drawn:
+        picture = folder.path / COMPARISON_PICTURE
+        plot_comparison(drawn, comparison.hypervolumes, picture, title)
+    others = {path.parent.name for path in folder.path.glob(f"*/{RECORD}")} - finished.keys()
+    return Compared(folder.path, comparison, len(finished), len(runs), len(others))
+
+
 def run_job(job: str, options: Mapping[str, Any]) -> None:
     """Call a job by its name, in a child process."""
     getattr(import_module("hamu.unlearning.jobs"), job)(**options)
@@ -137,32 +118,18 @@ def run_job(job: str, options: Mapping[str, Any]) -> None:
 
 def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
     """Run what waits, a line for each that ends; a signal interrupts once all under way ended."""
-    with ending(children), task_bar(console) as bar:
+    with handling(children.ask_to_end), task_bar(console) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
-            console.print(_line(row), soft_wrap=True)
+            end = f" failed: {row['failed']}"
+            if not row["failed"]:
+                end = (
+                    f": ΔL_f {row['forget_gain']:+.4g}, -ΔL_r {row['retain_gain']:+.4g}, "
+                    f"{row['steps']} steps, {row['seconds']:.0f} s"
+                )
+            console.print(f"{row['run']}{end}", soft_wrap=True)
     if children.asked_by and runs.waiting:
         raise Interrupted(
             f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs "
             f"are not finished; the same command goes on with them",
             children.asked_by,
         )
-
-
-@contextmanager
-def ending(children: Children) -> Iterator[None]:
-    """Let a signal ask these to end, while they are at work."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        children.ask_to_end(number)
-
-    with handling(note):
-        yield
-
-
-def _line(row: Row) -> str:
-    if row["failed"]:
-        return f"{row['run']} failed: {row['failed']}"
-    return (
-        f"{row['run']}: ΔL_f {row['forget_gain']:+.4g}, -ΔL_r {row['retain_gain']:+.4g}, "
-        f"{row['steps']} steps, {row['seconds']:.0f} s"
-    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import Any
 
 from hamu.data.text import QUESTION_TEMPLATE
-from hamu.errors import HamuError
 from hamu.evaluation.attack_results import AttackSettings
 from hamu.unlearning.goals import check_goal_settings
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
@@ -16,7 +16,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_OF_TRAIN = {"without_forget": "by which hamu train makes the retain model"}
+_OF_TRAIN = {"without_forget": "which is for hamu train"}
 _OF_UNLEARN = dict.fromkeys(
     ("auto", "target_share", "max_retain_increase", "lasting"), "which is for hamu unlearn"
 )
@@ -39,6 +39,13 @@ PATHS = _names(
     "forget_perturbed retain_perturbed real_authors world_facts similar_data model base_model "
     "retain_model original_model tokenizer unrelated_data"
 )
+# Least values, and those that are too much.
+BOUNDS = {
+    **dict.fromkeys(("expected_retain", "expected_forget", "jobs"), (1, inf)),
+    "generate": (0, inf),
+    "lora_dropout": (0, 1),
+}
+TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts")
 OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
 # `hamu unlearn` goes by goal unless one of these is given.
 BY_HAND = _names("method learning_rate constraint constraint_mode forget_objective stopping")
@@ -59,27 +66,21 @@ SHOWN = _names(
 # TrainingArguments without a place: a job writes into its output folder alone, and reaches no
 # network but for names that begin with "hub:" and trackers.
 _NAMES_BY_REASON = {
-    "nothing is sent anywhere; publish the folder that a run leaves by other means": "push_to_hub "
-    "hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
-    "--shard and --pairing share models and batches between the processes of torchrun": "deepspeed "
-    "fsdp fsdp_config accelerator_config parallelism_config",
-    "a run goes on in its own folder, with all of its state; give --resume and its --output_dir": ""
-    "resume_from_checkpoint ignore_data_skip restore_callback_states_from_checkpoint "
-    "save_only_model enable_jit_checkpoint",
-    "the size of a step belongs to a run; choose --per_device_train_batch_size": "auto_find_"
-    "batch_size",
-    "the collators choose columns and lengths": "length_column_name remove_unused_columns "
-    "label_names include_for_metrics",
-    "losses are taken of the model's own logits, without noise": "use_liger_kernel "
-    "liger_kernel_config neftune_noise_alpha",
-    "a command prints what matters, and logs into its output folder; --debug alone shows where an "
-    "error comes from": "debug log_level log_level_replica logging_dir",
-    "no command looks at it": "do_train do_eval do_predict local_rank batch_eval_metrics",
+    "nothing is sent anywhere": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy "
+    "hub_always_push hub_revision",
+    "--shard and --pairing lay out the processes of torchrun": "deepspeed fsdp fsdp_config "
+    "accelerator_config parallelism_config",
+    "give --resume and the --output_dir of a run": "resume_from_checkpoint ignore_data_skip "
+    "restore_callback_states_from_checkpoint save_only_model enable_jit_checkpoint",
+    "a job chooses it": "auto_find_batch_size length_column_name remove_unused_columns label_names "
+    "include_for_metrics use_liger_kernel liger_kernel_config neftune_noise_alpha debug log_level "
+    "log_level_replica logging_dir do_train do_eval do_predict local_rank batch_eval_metrics",
 }
 REFUSED = {name: why for why, names in _NAMES_BY_REASON.items() for name in names.split()}
 
 
 def _option(default: Any, text: str) -> Any:
+    """A field with its help."""
     return field(default=default, metadata={"help": text})
 
 
@@ -141,12 +142,6 @@ class DataOptions:
     )
     max_length: int = _option(512, "Text: cut longer records, in tokens.")
 
-    def __post_init__(self) -> None:
-        for name in ("expected_retain", "expected_forget"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise HamuError(f"{name} {value} must be at least 1 record")
-
 
 @dataclass
 class RunOptions:
@@ -169,8 +164,13 @@ class RunOptions:
         "Text: use the tokenizer of this model: for a tiny-llama, so that their losses compare; "
         "for saved models, in place of their own.",
     )
-    model_dtype: str = _option(
-        "float32", "Text: load the model in float32, bfloat16, float16, or auto (its own)."
+    model_dtype: str | None = _option(
+        None,
+        "Text: load the model in float32, bfloat16, float16, or auto (its own); by default in "
+        "float32, on a GPU in bfloat16 under an adapter.",
+    )
+    load_in_4bit: bool = _option(
+        False, "Text: load linear layers in 4 bits (NF4, by bitsandbytes), under an adapter."
     )
     lora: bool = _option(False, "Text: train a LoRA adapter alone: that of --model, or a new one.")
     lora_rank: int = _option(8, "Rank of the new adapter.")
@@ -193,10 +193,6 @@ class RunOptions:
         False,
         "Go on with the run in --output_dir, by its own settings, from its newest checkpoint.",
     )
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lora_dropout < 1:
-            raise HamuError(f"lora_dropout {self.lora_dropout} must be a share in [0, 1)")
 
 
 @dataclass
@@ -237,8 +233,6 @@ class EvaluateOptions(OriginalOptions):
     target_share: float = _option(0.95, "The share of the forget records that must be forgotten.")
 
     def __post_init__(self) -> None:
-        if self.generate < 0:
-            raise HamuError(f"generate {self.generate} must not be negative; 0 for no answers")
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
 
 
@@ -267,22 +261,15 @@ class CompareOptions:
         default=None, metadata={"help": "Methods; by default all that there are."}
     )
     constraints: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "Values of --constraint, for methods that have one; by default that one alone."
-        },
+        default=None, metadata={"help": "Constraints, for methods that have one; else that one."}
     )
     learning_rates: list[float] | None = field(
-        default=None, metadata={"help": "Values of --learning_rate; by default that one alone."}
+        default=None, metadata={"help": "Learning rates; by default that one alone."}
     )
     seeds: list[int] | None = field(
-        default=None, metadata={"help": "Values of --seed; by default that one alone."}
+        default=None, metadata={"help": "Seeds; by default that one alone."}
     )
     jobs: int = _option(1, "Run this many at a time, each in a process of its own.")
-
-    def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise HamuError(f"jobs {self.jobs} must be at least 1")
 
 
 TYPES: dict[str, tuple[type, ...]] = {

@@ -15,15 +15,9 @@ from typing import Any, Self
 
 import datasets
 import torch
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.table import Column
 from transformers import TrainerCallback
 from transformers.utils import logging as transformers_logging
@@ -33,7 +27,6 @@ from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 _SECONDS_PER_LINE = 30.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_NOTHING_TAKEN = "interrupted before a step was taken"
 _LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
 
 
@@ -72,9 +65,9 @@ def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
     """A bar of one line with the time to come, in the end that taken; none without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(30),  # narrower where the rest needs the place
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
+        bars.BarColumn(30),  # narrower where the rest needs the place
+        bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        bars.TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
         *columns,
         console=console,
         disable=not console.is_terminal,
@@ -85,8 +78,7 @@ class ProgressBar(TrainerCallback):
     """A bar for a Trainer with its last figures; in a log file, a line every half minute."""
 
     def __init__(self, console: Console, title: str) -> None:
-        self._console, self._title = console, title
-        self._figures = ""
+        self._console, self._title, self._figures = console, title, ""
         self._next_line = time.monotonic() + _SECONDS_PER_LINE
         self._bar = task_bar(console, TextColumn("{task.fields[figures]}"))
 
@@ -148,10 +140,10 @@ def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
             raise Interrupted(
                 "interrupted again; what was done since the last checkpoint is lost", number
             )
-        if not trainer.has_begun:
-            raise Interrupted(_NOTHING_TAKEN, number)
         received.append(number)
         trainer.interrupted_by = signal.Signals(number).name
+        if not trainer.has_begun:
+            raise Interrupted("interrupted before a step was taken", number)
 
     with handling(note):
         yield
@@ -159,7 +151,7 @@ def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
         return
     number = received[0] if received else signal.SIGTERM
     if not trainer.has_begun:  # the step that it came in was taken back
-        raise Interrupted(_NOTHING_TAKEN, number)
+        raise Interrupted("interrupted before a step was taken", number)
     step, folder = trainer.state.global_step, shlex.quote(str(trainer.args.output_dir))
     raise Interrupted(
         f"interrupted by {trainer.interrupted_by}; step {step} is saved in "

@@ -1,7 +1,6 @@
-"""Settings of a job: options by name, a recipe, a YAML file, or the config.yaml of a resumed run.
+"""Settings of a job: options by name over a YAML file over a recipe, or those of a resumed run.
 
-Every value becomes what it would be as a flag, and is checked alike. Options win over `config`,
-which wins over `recipe`.
+Every value becomes what it would be as a flag, and is checked alike.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -37,7 +36,7 @@ _NULL = "tag:yaml.org,2002:null"
 
 
 class Parser(HfArgumentParser):
-    """Argument parser that raises HamuError, and suggests the closest flag."""
+    """Argument parser that raises HamuError, suggests the closest flag, and expands ~ in paths."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a HamuError instead of leaving the program."""
@@ -45,24 +44,24 @@ class Parser(HfArgumentParser):
         raise HamuError(f"{message}{end} {self.prog} --help lists the options")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse flags, check texts, expand ~ in paths; an unknown flag is an error."""
+        """Parse flags; an unknown one is an error."""
         found, rest = self.parse_known_args(args, namespace)
+        typed = [word.partition("=")[0].lstrip("-") for word in rest if word.startswith("-")]
+        for name in typed:
+            check_has_a_place(name.replace("-", "_"), "the command")
         if rest:
             flags = [flag.lstrip("-") for action in self._actions for flag in action.option_strings]
-            typed = (word.partition("=")[0].lstrip("-") for word in rest if word.startswith("-"))
-            close = next(filter(None, (closest(word, flags) for word in typed)), None)
+            close = closest(typed[0], flags) if typed else None
             hint = "" if close is None else f"; did you mean --{close}?"
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         for name, value in vars(found).items():
             if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
-                raise HamuError(
-                    f"{name} {value!r} has a character that no name or text may have; leave it out"
-                )
-            if name in tables.PATHS:
+                raise HamuError(f"{name} {value!r} has a character that no text may have")
+            if name in tables.PATHS and value is not None:
                 several = value if isinstance(value, list) else [value]
                 if "" in several:
                     raise HamuError(f"{name} is empty; is a shell variable unset?")
-                expanded = [one if one is None else os.path.expanduser(one) for one in several]
+                expanded = [os.path.expanduser(one) for one in several]
                 setattr(found, name, expanded if isinstance(value, list) else expanded[0])
         return found
 
@@ -92,9 +91,8 @@ class Parser(HfArgumentParser):
 def parser_of(command: str, types: Iterable[type] = ()) -> Parser:
     """Parser of a job's options; those that are not given have the defaults of the dataclasses."""
     parser = Parser(prog=f"hamu {command}", allow_abbrev=False, add_help=False)
-    parser.add_argument(
-        "--recipe", metavar="NAME", help=f"Start from a recipe: {', '.join(recipes())}."
-    )
+    names = ", ".join(recipes())
+    parser.add_argument("--recipe", metavar="NAME", help=f"Start from a recipe: {names}.")
     parser.add_argument(
         "--config", metavar="FILE.yaml", help="Read settings from a file; flags win."
     )
@@ -124,23 +122,12 @@ def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] 
     """Check and complete the options of a job, given by name, into its dataclasses (or `types`)."""
     parser, types = parser_of(command, types), tuple(types) or tables.TYPES[command]
     defaults = {action.dest: action.default for action in parser._actions}
-    options = {name: value for name, value in options.items() if value is not None}
-    for name in options:
-        check_has_a_place(name, "the command")
-        if name not in defaults:
-            close = closest(name, defaults)
-            hint = "" if close is None else f"; did you mean {close}?"
-            raise HamuError(f"{command} has no option {name}{hint}")
-    options = parser.typed(options)
+    options = parser.typed({name: value for name, value in options.items() if value is not None})
     resumed = None
     if options.get("resume") and command in READS:
-        resumed = _config_to_resume(command, options.get("output_dir", f"runs/{command}"))
-    texts: dict[str, Any] = {}
-    for name, content in _files(options, resumed):
-        texts |= _of_file(name, content, command)
-    settings = parser.typed(
-        {name: text for name, text in texts.items() if text is not None and name in defaults}
-    )
+        resumed = _config_to_resume(command, options)
+    texts = _texts(command, options, resumed)
+    settings = parser.typed({name: text for name, text in texts.items() if name in defaults})
     if resumed is not None:
         _check_resumed(resumed, settings, options)
     for name, why in tables.NOT_TAKEN.get(command, {}).items():
@@ -150,12 +137,11 @@ def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] 
     for one, several in _SEVERAL.items() if command == "compare" else ():
         if one in options and several in options:
             raise HamuError(f"--{several} takes the place of --{one}; leave out one of them")
-    values = settings | options
-    given = {name: value for name, value in values.items() if name not in _NOT_OF_A_RUN}
+    values = {"output_dir": f"runs/{command}"} | settings | options
+    given = {n: value for n, value in (settings | options).items() if n not in _NOT_OF_A_RUN}
     if command == "unlearn" and not given.keys() & {"auto", *tables.BY_HAND}:
         given["auto"] = True
-    values = {"output_dir": f"runs/{command}"} | values | given
-    return Settings(tuple(_built(cls, values) for cls in types), given)
+    return Settings(tuple(_built(cls, values | given) for cls in types), given)
 
 
 def settings_of_run(config: Path) -> Settings:
@@ -172,9 +158,8 @@ def every_option(config: Path) -> dict[str, Any]:
 def recorded_settings(settings: Settings) -> dict[str, Any]:
     """The settings of a run in the form that its record holds."""
     run, args = settings.of(RunOptions), settings.of(TrainConfig)
-    names = {*own_options(type(args)), *tables.SHOWN}
     own = {**vars(settings.of(DataOptions)), **vars(run), "resume": None}
-    own |= {name: getattr(args, name) for name in names}
+    own |= {name: getattr(args, name) for name in {*own_options(type(args)), *tables.SHOWN}}
     if not run.lora:
         own |= dict.fromkeys(tables.OF_AN_ADAPTER)  # they had no effect
     return recorded(own, {name: getattr(args, name) for name in settings.given if name not in own})
@@ -193,6 +178,11 @@ def recipes() -> list[str]:
 
 def _built(cls: type, values: Mapping[str, Any]) -> Any:
     names = {f.name for f in dataclasses.fields(cls) if f.init}
+    for name in names & tables.BOUNDS.keys():
+        (least, most), value = tables.BOUNDS[name], values.get(name)
+        if value is not None and not least <= value < most:
+            below = "" if most > value else f" and below {most}"
+            raise HamuError(f"{name} {value} must be at least {least}{below}")
     try:
         return cls(**{key: value for key, value in values.items() if key in names})
     except HamuError:
@@ -207,12 +197,11 @@ class _Texts(yaml.BaseLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Refuse a key that is there twice."""
         found = super().construct_mapping(node, deep)
-        keys = [key.value for key, _ in node.value]
-        for number, (key, _) in enumerate(node.value):
-            if key.value in keys[:number]:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value} is there twice", problem_mark=key.start_mark
-                )
+        if len(found) < len(node.value):
+            keys = [key.value for key, _ in node.value]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            mark = [key.start_mark for key, _ in node.value if key.value == twice][-1]
+            raise yaml.MarkedYAMLError(problem=f"{twice} is there twice", problem_mark=mark)
         return found
 
 
@@ -220,18 +209,20 @@ _Texts.add_implicit_resolver(_NULL, re.compile("(~|null|Null|NULL|)$"), ["~", "n
 _Texts.add_constructor(_NULL, lambda loader, node: None)
 
 
-def _files(options: Mapping[str, Any], resumed: Path | None) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the files that settings are read from, the strongest last."""
+def _texts(command: str, options: Mapping[str, Any], resumed: Path | None) -> dict[str, Any]:
+    """Settings of the recipe and the file that the options name, or of the run to resume."""
+    found: dict[str, Any] = {}
     if "recipe" in options and resumed is None:
         name = options["recipe"]
         if name not in recipes():
             raise unknown("recipe", name, recipes())
-        yield f"recipe {name}", (_RECIPES / f"{name}.yaml").read_bytes()
+        found = _of_file(f"recipe {name}", (_RECIPES / f"{name}.yaml").read_bytes(), command)
     path = resumed or ("config" in options and Path(options["config"]))
     if path:
         if not path.is_file():
             raise HamuError(f"the config file {path} does not exist")
-        yield str(path), path.read_bytes()
+        found |= _of_file(str(path), path.read_bytes(), command)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _of_file(name: str, content: bytes, command: str) -> dict[str, Any]:
@@ -243,36 +234,25 @@ def _of_file(name: str, content: bytes, command: str) -> dict[str, Any]:
         line = "" if mark is None else f", line {mark.line + 1}"
         problem = getattr(error, "problem", None) or first_line(error)
         raise HamuError(f"{name} is not valid YAML{line}: {problem}") from error
-    found = _mapping(name, parsed)
+    found, anywhere = _mapping(name, parsed), set().union(*tables.IN_FILES.values())
     sections = {
         key: _mapping(f"{key} in {name}", found.pop(key))
         for key in tables.IN_FILES.keys() & found.keys() - {"attack"}
     }
-    for key in (*found, *(key for one in sections.values() for key in one)):
-        _check_known(name, key, command)
-    for section, settings in sections.items():
-        for key in settings.keys() - tables.IN_FILES[section]:
-            raise HamuError(
-                f"{name} has {key} under {section}, but hamu {section} takes no such setting"
-            )
+    parts = [("", found, anywhere)]
+    parts += [(f" under {key}", one, tables.IN_FILES[key]) for key, one in sections.items()]
+    for place, settings, known in parts:
+        for key in settings:
+            check_has_a_place(key, name)
+            if key == "trust_remote_code":
+                raise HamuError(f"{name} has {key}, which runs code; give it as a flag only")
+            if key not in known:
+                close = closest(key, [*sorted(known), *tables.IN_FILES])
+                way = f"did you mean {close}?" if close else f"see hamu {command} --help-all"
+                raise HamuError(f"{name} has the unknown setting {key!r}{place}; {way}")
     for section in ("unlearn", command) if command in _AS_UNLEARN else (command,):
         found |= sections.get(section, {})
     return {key: _as_flag(name, key, value) for key, value in found.items()}
-
-
-def _check_known(name: str, key: str, command: str) -> None:
-    """Refuse a setting that no command takes from a file."""
-    check_has_a_place(key, name)
-    if key == "trust_remote_code":
-        raise HamuError(
-            f"{name} has {key}, which lets the code of a model do anything; give it as a flag only"
-        )
-    known = set().union(*tables.IN_FILES.values())
-    if key not in known:
-        close = closest(key, [*sorted(known), *tables.IN_FILES])
-        lists = f"hamu {command} --help-all lists those there are"
-        way = lists if close is None else f"did you mean {close}?"
-        raise HamuError(f"{name} has the unknown setting {key!r}; {way}")
 
 
 def _mapping(name: str, content: Any) -> dict[str, Any]:
@@ -283,11 +263,9 @@ def _mapping(name: str, content: Any) -> dict[str, Any]:
 
 def _as_flag(name: str, key: str, value: Any) -> Any:
     """A YAML value as a flag has it: lists with commas; a mapping as it is, with its numbers."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    if any(isinstance(one, list | dict) for one in parts):
-        raise HamuError(
-            f"{name} has nested values under {key}; expected one value, or a list of them"
-        )
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list) and any(isinstance(one, list | dict) for one in parts):
+        raise HamuError(f"{name} has nested values under {key}; give one value, or a list")
     if isinstance(value, list):
         return ",".join(one or "" for one in value)
     if isinstance(value, dict):
@@ -304,35 +282,25 @@ def _of_json(text: str) -> Any:
     return found if isinstance(found, bool | int | float) else text
 
 
-def _config_to_resume(command: str, output_dir: str) -> Path:
+def _config_to_resume(command: str, options: Mapping[str, Any]) -> Path:
     """The config.yaml of the run to resume."""
-    path = Path(output_dir) / CONFIG
-    if not path.is_file():
-        raise HamuError(
-            f"there is no run to resume in {path.parent}: it has no {path.name}; start it without "
-            f"--resume"
-        )
-    inputs = read_inputs(path.parent) if (path.parent / INPUTS).is_file() else {}
+    folder = Path(options.get("output_dir", f"runs/{command}"))
+    if not (folder / CONFIG).is_file():
+        raise HamuError(f"there is no run to resume in {folder}: it has no {CONFIG}")
+    inputs = read_inputs(folder) if (folder / INPUTS).is_file() else {}
     for other, of_it in READS.items():
         if other != command and of_it in inputs:
-            raise HamuError(f"{path.parent} holds a run of hamu {other}; resume it by that")
-    return path
+            raise HamuError(f"{folder} holds a run of hamu {other}; resume it by that")
+    return folder / CONFIG
 
 
 def _check_resumed(path: Path, settings: dict[str, Any], options: Mapping[str, Any]) -> None:
     """Check that nothing changes that would change a result."""
-    if options.keys() & {"recipe", "config"}:
-        raise HamuError(
-            f"a run is resumed by its own settings, {path}; leave out --recipe and --config"
-        )
     changed = sorted(edited(path.parent, settings) - tables.MAY_CHANGE - tables.PATHS)
     if changed:
-        raise HamuError(
-            f"{path} has another {changed[0]} than the run began with; put back what it was, or "
-            f"start a new run in another --output_dir"
-        )
+        began = f"{path} has another {changed[0]} than the run began with"
+        raise HamuError(f"{began}; put back what it was, or start a new run elsewhere")
     for key, value in options.items():
-        if key in tables.MAY_CHANGE or (key in settings and settings[key] == value):
-            continue
-        was = f"has {key} {settings[key]}" if key in settings else f"was started without --{key}"
-        raise HamuError(f"the run of {path} {was}; leave out --{key} {value}, or start a new run")
+        if key not in tables.MAY_CHANGE and (key not in settings or settings[key] != value):
+            was = f"a run is resumed by its own settings, {path}, with {key} {settings.get(key)}"
+            raise HamuError(f"{was}; leave out --{key} {value}, or start a new run")

@@ -1,11 +1,12 @@
-"""`hamu.train`: make the original model, or the retain model."""
+"""`hamu.train` and `hamu.unlearn`: the jobs that change a model and save it; or plan it."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,77 +14,108 @@ from typing import Any
 from rich.console import Console
 from transformers import set_seed
 
-from hamu.core.distributed import from_main
+from hamu.core.distributed import from_main, is_main
+from hamu.core.gram import SIDES
+from hamu.core.objectives import build_objective
 from hamu.errors import HamuError
-from hamu.files import EVALUATION, MODEL, read_json
-from hamu.unlearning.jobs.forgetting import save_whole
-from hamu.unlearning.jobs.kinds import choose_task
-from hamu.unlearning.jobs.options import RunOptions
-from hamu.unlearning.jobs.plan import RunPlan, plan
-from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, silent
-from hamu.unlearning.jobs.settings import settings_of
-from hamu.unlearning.jobs.task import Task
-from hamu.unlearning.record import check_same, with_settings, write_model_card
+from hamu.evaluation import build_metrics
+from hamu.evaluation.predictions import Predictions
+from hamu.files import EVALUATION, MODEL, RECORD, file_digest, read_json
+from hamu.models import first_not_finite, shapes
+from hamu.models.storage import CannotMerge
+from hamu.unlearning.goal_report import standing_line
+from hamu.unlearning.jobs.options import DataOptions, RunOptions
+from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
+from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
+from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
+from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
+from hamu.unlearning.record.record import write_model_card, write_record
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import train_original
+from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
+from hamu.unlearning.trainer.config import checkpoints_activations
 from hamu.unlearning.trainer.evaluations import first_not_finite_loss, set_figures
+from hamu.unlearning.trainer.logs import StepLog, kept_open
+from hamu.unlearning.trainer.promise import describe
 from hamu.unlearning.trainer.resumable import ResumableTrainer
+from hamu.unlearning.trainer.trainer import quiet_trainer
+
+_HARDLY = 0.05  # a probability that is 5% lower or higher
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Result of `train`.
-
-    Attributes:
-        folder, model: the output folder, and the model in it.
-        figures: losses and accuracies on the training and test data, and the seconds of training.
-        was_complete: the run to resume had already ended.
-        merge_failure: reason why `merge` failed; "" if it did not.
-    """
+    """Result of `train`."""
 
     folder: Path
-    model: Path
-    figures: dict[str, Any]
-    was_complete: bool = False
-    merge_failure: str = ""
+    figures: dict[str, Any] = field(
+        repr=False
+    )  # losses and accuracies on training and test data, and the seconds
+    was_complete: bool = False  # the run to resume had already ended
+    merge_failure: str = ""  # reason why `merge` failed
+
+    @property
+    def model(self) -> Path:
+        """The folder of the trained model."""
+        return self.folder / MODEL
+
+
+@dataclass(frozen=True)
+class Unlearned(Trained):
+    """Result of `unlearn`; its figures are those of evaluation.json.
+
+    They are "before" and "after", the trajectory, "goal" with the standings (None if nothing
+    defines forgotten), and how the run ended.
+    """
+
+    lines: tuple[str, ...] = ()  # the course of the run and what of it is saved
+
+    @property
+    def record_digest(self) -> str:
+        """The SHA-256 of record.json; "" in a process that does not write it."""
+        return file_digest(self.folder / RECORD) if is_main() else ""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Result of a dry run."""
+
+    rows: tuple[tuple[str, str], ...]  # names and sizes, in words
+    note: str  # the assumptions of the estimate, and the ways to need less
 
 
 def train(*, console: Console | None = None, **options: Any) -> Trained | RunPlan:
-    """Train the original model; with `without_forget`, the retain model.
-
-    Args:
-        console: shows progress; silent by default.
-        options: the options of `hamu train`, which --help-all lists, with the same defaults.
-
-    Returns:
-        The trained model and its figures; with `dry_run` the plan of the run.
+    """Train the original model; with `without_forget`, the retain model; with `dry_run`, plan it.
 
     Raises:
-        HamuError: if an option is unknown or does not fit, or training diverged.
+        HamuError: also if training diverged.
     """
     console = console or silent()
     settings = settings_of("train", options)
     run, resume = settings.of(RunOptions), settings.of(RunOptions).resume
     if run.model is None:
-        raise HamuError(
-            "name the model with --model: resnet20, tiny-llama, a folder, or hub:OWNER/NAME"
-        )
+        raise HamuError("name the model with --model: resnet20, tiny-llama, or a saved one")
     if run.dry_run:
         return plan(settings, console)
     task = choose_task(settings, console)
     task.classes_of = None if task.is_built_in(run.model) else run.model
     folder = task.folder(resume=resume)
     if resume and folder.has(EVALUATION):
-        done = read_json(folder.path / EVALUATION)
-        return Trained(folder.path, folder.path / MODEL, done, was_complete=True)
+        return Trained(folder.path, read_json(folder.path / EVALUATION), was_complete=True)
     task.settle_adapter()
     with folder:
         return _train(task, folder, resume)
 
 
 def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
-    args, given, start = task.args, task.given, task.classes_of
-    data, test = _sets(task)
+    args, start = task.args, task.classes_of
+    if task.run.without_forget:
+        problem = task.problem()
+        data, test = problem.retain, problem.test
+        more = f", {len(problem.forget)} left out ({problem.forget_name})"
+    else:
+        data, test = task.train_and_test()
+        more = f" of {data.source}"
+    task.console.print(f"{len(data)} training {task.noun}{more}")
     set_seed(args.seed)
     model = task.new_model(str(task.run.model), data)
     sets = {"training": data, "test": test}
@@ -93,43 +125,308 @@ def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
     data, test = task.fitted(model, data, test)
     args.disable_tqdm = True
     bar = ProgressBar(task.console, "train")
+    begin_folder = partial(folder.begin, task.given, with_settings(inputs, task.given))
 
     @contextmanager
     def around(trainer: ResumableTrainer) -> Iterator[None]:
         # an earlier run gives way only to a first checkpoint, or once training has succeeded
-        trainer.before_saving = lambda: folder.begin(given, with_settings(inputs, given))
-        trainer.beside_model = task.beside_model()
+        trainer.before_saving, trainer.beside_model = begin_folder, task.beside_model()
         with bar, leaving_in_order("train", trainer):
             yield
 
     begin = time.perf_counter()
-    train_original(model, data, args, task.collator(), [bar], test, resume=resume, around=around)
+    train_original(model, data, args, task.collator, [bar], test, resume=resume, around=around)
     figures = {"seconds": round(time.perf_counter() - begin, 1)}
     known = {name: one for name, one in (("train", data), ("test", test)) if one is not None}
     figures |= set_figures({name: task.predict(model, one) for name, one in known.items()})
-    broken = first_not_finite_loss(figures)
-    if broken is not None:
-        raise HamuError(
-            f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
-        )
-    folder.begin(given, with_settings(inputs, given))
-    of_sets = {
-        name: {key: figures[f"{name}_{key}"] for key in ("loss", "accuracy")} for name in known
+    _check_finite("training", first_not_finite_loss(figures), args.learning_rate)
+    begin_folder()
+    reports = {
+        "": {name: {f: figures[f"{name}_{f}"] for f in ("loss", "accuracy")} for name in known}
     }
-    reports: Any = {"": {"train": {}, "test": {}} | of_sets}
-    card = partial(write_model_card, base=start, reports=reports)
-    failure = save_whole(task, folder, model, card)
+    failure = _save(task, folder, model, base=start, reports=reports)
     folder.write_json(EVALUATION, figures)
-    return Trained(folder.path, folder.path / MODEL, figures, merge_failure=failure)
+    return Trained(folder.path, figures, merge_failure=failure)
 
 
-def _sets(task: Task) -> tuple[Any, Any]:
-    """Training and test data; without the forget set if so asked."""
-    if not task.run.without_forget:
-        data, test = task.train_and_test()
-        task.console.print(f"{len(data)} training {task.noun} of {data.source}")
-        return data, test
-    problem = task.problem()
-    left_out = f"{len(problem.forget)} left out ({problem.forget_name})"
-    task.console.print(f"{len(problem.retain)} training {task.noun}, {left_out}")
-    return problem.retain, problem.test
+def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | RunPlan:
+    """Unlearn the forget set from a model, by goal unless the options name how; or plan it.
+
+    Raises:
+        HamuError: also if no step could be taken, or the run diverged.
+    """
+    console = console or silent()
+    settings = settings_of("unlearn", options)
+    args, run = settings.of(UnlearnConfig), settings.of(RunOptions)
+    if not args.eval_on_start:
+        raise HamuError("eval_on_start measures the baseline of every figure; leave it on")
+    if run.dry_run:
+        return plan(settings, console)
+    place = Path(str(args.output_dir))
+    if run.resume and RunFolder(place, resume=True).has(RECORD):
+        return Unlearned(place, read_json(place / EVALUATION), was_complete=True)
+    build_metrics()  # a broken one is to cost no run
+    task = choose_task(settings, console)
+    folder, problem = task.start(resume=run.resume)
+    task.settle_adapter()
+    with folder:
+        reference = None
+        if run.retain_model is not None:
+            reference = task.predictions(run.retain_model, problem)[1]
+        set_seed(args.seed)
+        model = task.start_model(str(run.model))
+        inputs = from_main(lambda: task.inputs_of(problem))
+        if run.resume:
+            check_same(folder.path, inputs)
+        problem = task.fitted_problem(model, problem)
+        task.announce(problem, f", by {args.method}")
+        given = settings.given
+        log = StepLog(folder, given, with_settings(inputs, given), run.resume)
+        bar = ProgressBar(console, args.method)
+        known = reference and reference["forget"]
+        trainer = quiet_trainer(model, problem, args, [log, bar], task.collator, known)
+        log.trainer, trainer.before_saving = trainer, log.begin
+        trainer.beside_model = task.beside_model()
+        with bar, kept_open(trainer):
+            _unlearn(trainer, run.resume)
+        return _finish(task, folder, problem, trainer, inputs, reference)
+
+
+def _unlearn(trainer: UnlearnTrainer, resume: bool) -> None:
+    """Unlearn, and measure the model unless the last step was measured; refuse one of no use."""
+    with leaving_in_order("unlearn", trainer):
+        trainer.train(resume_from_checkpoint="newest" if resume else None)
+    if not trainer.steps_taken:
+        tried = f"{trainer.steps_skipped} tried, and the last one skipped as {trainer.skip_reason}"
+        why = trainer.stop_reason or (tried if trainer.steps_skipped else "there was none to take")
+        raise HamuError(f"no step was taken, the model is as it was: {why}")
+    rate = trainer.args.learning_rate
+    _check_finite("unlearning", first_not_finite(trainer.model), rate)
+    is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
+    if not is_known or trainer.args.load_best_model_at_end:
+        trainer.evaluate()
+    start, now = (set_figures(found) for found in (trainer.start_predictions, trainer.predictions))
+    _check_finite("unlearning", first_not_finite_loss(now, start), rate)
+
+
+def _check_finite(what: str, broken: str | None, rate: float) -> None:
+    if broken is not None:
+        raise HamuError(f"{what} diverged: {broken} is not finite; lower --learning_rate {rate}")
+
+
+def _finish(
+    task: Task,
+    folder: RunFolder,
+    problem: Any,
+    trainer: UnlearnTrainer,
+    inputs: Inputs,
+    reference: Any,
+) -> Unlearned:
+    """Save the model, its figures and the record."""
+    reports = {
+        "before": task.report(trainer.start_predictions, problem, reference),
+        "after": task.report(trainer.predictions, problem, reference),
+    }
+    evaluation = reports | trainer.history()
+    failure = _save(
+        task,
+        folder,
+        trainer.model,
+        base=str(task.run.model),
+        method=trainer.args.method,
+        forget_records=len(problem.forget),
+        reports=reports,
+        goal=evaluation["goal"],
+    )
+    folder.write_json(EVALUATION, evaluation)
+    if is_main():
+        write_record(
+            folder,
+            trainer,
+            evaluation,
+            problem=problem,
+            chosen_by=task.chosen_by(),
+            settings=recorded_settings(task.settings),
+            inputs=inputs,
+        )
+    lines = (*_outcome(trainer), peak_memory(trainer.args.device))
+    return Unlearned(folder.path, evaluation, merge_failure=failure, lines=lines)
+
+
+def _save(task: Task, folder: RunFolder, model: Any, **card: Any) -> str:
+    """Save a model with its card, and merged if asked for; returns why that failed."""
+    folder.save_model(model, *task.beside_model(), partial(write_model_card, **card))
+    try:
+        task.save_merged(folder, model)
+    except CannotMerge as error:  # the adapter is saved and recorded all the same
+        return str(error)
+    return ""
+
+
+def _outcome(trainer: UnlearnTrainer) -> Iterator[str]:
+    """Lines on the course of the run, and on what of it was saved."""
+    start, end = (set_figures(one) for one in (trainer.start_predictions, trainer.predictions))
+    rate, guess = trainer.args.learning_rate, guessing_loss(trainer.predictions, trainer.model)
+    yield (
+        f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
+        f"step {trainer.state.global_step} because {trainer.stop.text}"
+    )
+    if start["retain_loss"] <= guess < end["retain_loss"]:
+        yield (
+            f"the model is of no use: its retain loss went from {start['retain_loss']:.4f} to "
+            f"{end['retain_loss']:.4g}, above the {guess:.2f} of guessing; lower --learning_rate "
+            f"{rate:g}, or end such a run by --max_retain_loss"
+        )
+    controller, goal = trainer.controller, trainer.goal_run.goal
+    if controller is None:
+        moves = [abs(end[f"{side}_loss"] - start[f"{side}_loss"]) for side in SIDES]
+        may_warn = trainer.stop.kind == "all steps" and "forget" in trainer.sides
+        if may_warn and max(moves) < _HARDLY:
+            yield (
+                f"the model has hardly moved: the forget loss was {start['forget_loss']:.4f} and "
+                f"is {end['forget_loss']:.4f}, at learning rate {rate:g}; `hamu assess` suggests a "
+                f"rate, and --auto finds one"
+            )
+        yield _best(trainer)
+    elif controller.goal_sentence not in trainer.stop.text:
+        yield controller.goal_sentence
+    after = trainer.standings().get("after")
+    if after is not None and goal is not None:
+        line = standing_line(after.figures())
+        yield f"{line}, by the goal {goal.kind}; whether that lasts: hamu attack"
+    if trainer.promise is not None:
+        yield describe(trainer.promise)
+
+
+def guessing_loss(predictions: Mapping[str, Any], model: Any) -> float:
+    """The loss of a model that gives every class, or every token, the same probability."""
+    if isinstance(predictions["retain"], Predictions):
+        return math.log(predictions["retain"].logits.shape[1])
+    return math.log(len(model.get_input_embeddings().weight))
+
+
+def _best(trainer: UnlearnTrainer) -> str:
+    """The best evaluation, and where its state is saved."""
+    args, state = trainer.args, trainer.state
+    key = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+    found = [entry for entry in state.log_history if key in entry]
+    best = (max if args.greater_is_better else min)(found, key=lambda one: one[key])
+    saved = state.best_global_step if args.load_best_model_at_end else state.global_step
+    if best["step"] == saved:
+        place = "which is the model saved"
+    elif trainer.checkpoints.path(int(best["step"])).exists():
+        place = f"in {trainer.checkpoints.path(int(best['step']))}"
+    else:
+        place = "which was not saved; --load_best_model_at_end with --save_strategy keeps it"
+    return f"best {key.removeprefix('eval_')} {best[key]:+.4g} at step {best['step']}, {place}"
+
+
+def plan(settings: Settings, console: Console) -> RunPlan:
+    """Parameters, steps and memory of a run; nothing is trained or written."""
+    has_data = settings.of(DataOptions).data is not None
+    task = choose_task(settings, console) if has_data else TextTask(settings, console)
+    args, model = task.args, str(task.run.model)
+    unlearns = isinstance(args, UnlearnConfig)
+    is_new = not unlearns and task.is_built_in(model)
+    if task.run.model is None or (unlearns and task.is_built_in(model)):
+        raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME")
+    task.classes_of = None if is_new else model
+    if model not in shapes.KNOWN:  # which is no adapter, and needs no look at the hub
+        task.settle_adapter()
+    sets = _sets(task)
+    sizes = _of_texts(task, sets, is_new) if isinstance(task, TextTask) else _of_images(task, sets)
+    parameters, trained, memory, note = sizes
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
+    rows = [("parameters", f"{parameters:,}")]
+    rows.append(("trained", f"{trained:,} ({trained / parameters:.2%})"))
+    for name, one in sets.items():
+        stated = " (stated)" if isinstance(one, range) else ""
+        rows.append((f"{name} {task.noun}", f"{len(one):,}{stated}"))
+    rows.append((f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"))
+    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
+    for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
+        written = f"{size:.2f} GB" if size >= 1 else f"{1000 * size:.1f} MB"
+        rows.append((f"memory: {name}", written))
+    smaller = "Smaller: --per_device_train_batch_size with --gradient_accumulation_steps"
+    return RunPlan(tuple(rows), f"Activations are those of {note} {smaller}.")
+
+
+def _sets(task: Task) -> dict[str, Any]:
+    """The records that a run goes through, by set.
+
+    They are a range where their numbers are stated and the data are not here.
+    """
+    counts = {"retain": task.data.expected_retain, "forget": task.data.expected_forget}
+    stated = {name: range(count) for name, count in counts.items() if count is not None}
+    sources = task.data_sources()
+    is_here = sources and all(s == task.bundled or Path(s).exists() for s in sources)
+    unlearns, without_forget = isinstance(task.args, UnlearnConfig), task.run.without_forget
+    sets: dict[str, Any] = stated
+    if is_here or len(stated) < len(counts):
+        if not unlearns and not without_forget:
+            return {"training": task.train_and_test()[0]}
+        sets = task.problem().sets()
+    if unlearns:
+        return {"retain": sets["retain"], "forget": sets["forget"]}
+    everything = range(sum(map(len, sets.values())))
+    return {"training": sets["retain"] if without_forget else everything}
+
+
+_Sizes = tuple[int, int, dict[str, float], str]  # parameters, trained ones, GB by part, a note
+
+
+def _of_texts(task: TextTask, sets: dict[str, Any], is_new: bool) -> _Sizes:
+    """From the configuration alone; a new model is made, as its vocabulary follows from records."""
+    args, run, longest = task.args, task.run, task.data.max_length
+    if is_new:
+        shape = shapes.shape_of(task.new_model(task.built_in, sets["training"]))
+    else:
+        shape = shapes.model_shape(
+            str(run.model),
+            task.adapter(),
+            task.dtype(),
+            base_model=run.base_model,
+            trust_remote_code=run.trust_remote_code,
+        )
+    length = min(longest, shape.longest or longest)
+    memory = shapes.estimate_memory(
+        shape,
+        tokens=args.per_device_train_batch_size * length,
+        **_copies(args),
+        checkpointing=checkpoints_activations(args),
+    )
+    note = (
+        f"records of {length} tokens each, the longest allowed; --max_length and "
+        f"--gradient_checkpointing need less."
+    )
+    return shape.parameters, shape.trainable, memory, note
+
+
+def _of_images(task: Any, sets: dict[str, Any]) -> _Sizes:
+    """From the model itself, new or loaded, and a forward pass of one image."""
+    args, source, batch = task.args, task.run.model, task.args.per_device_train_batch_size
+    is_loaded = isinstance(args, UnlearnConfig)
+    first = next(iter(sets.values()))
+    model = task.start_model(source) if is_loaded else task.new_model(source, first)
+    image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
+    every = list(model.parameters())
+    trained = [p for p in every if p.requires_grad]
+    nbytes = sum(p.nbytes for p in trained)
+    frozen = sum(p.nbytes for p in every) - nbytes
+    memory = shapes.memory_of_weights(nbytes, frozen, **_copies(args))
+    kept = batch * shapes.kept_for_backward(model, {"pixel_values": image[None]})
+    counts = [sum(p.numel() for p in some) for some in (every, trained)]
+    return counts[0], counts[1], memory | {"activations": kept / 1e9}, f"{batch} images."
+
+
+def _copies(args: Any) -> dict[str, Any]:
+    """Settings that decide how often the weights are held."""
+    objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
+    names = [name for name in objectives if name]
+    return {
+        "optimizer": str(args.optim),
+        "sides": len(names) or 1,
+        "keeps_original": any(build_objective(name).needs_original for name in names),
+    }

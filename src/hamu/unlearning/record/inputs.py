@@ -108,12 +108,7 @@ def _sha256(content: bytes) -> str:
 
 
 def set_entries(name: str, data: ImageData | TextData | TextRecords | None) -> Inputs:
-    """Entries of a set and of the order of its records, which decides what is in a batch.
-
-    Args:
-        name: "forget", "retain" and so on.
-        data: None where there is none.
-    """
+    """Entries of a set and of the order of its records, which decides what is in a batch."""
     if data is None:
         return {f"{name} set": None, f"{_ORDER}{name} set": None}
     source = data.texts.source if isinstance(data, TextData) else data.source
@@ -128,26 +123,15 @@ def without_order(inputs: Inputs) -> Inputs:
 
 
 def saved_model_entry(source: str, base: str | None = None) -> dict[str, Any]:
-    """Entry of a saved model: its name and the digests of its weights and adapter.
-
-    Args:
-        source: a folder, or hub:OWNER/NAME in the hub's cache.
-        base: the base model if it is an adapter, likewise; None for a whole model.
-    """
-    digest = weights_digest(folder_of(source))
+    """Entry of a saved model, here or in the hub's cache; `base` is that of an adapter."""
+    own = weights_digest(folder_of(source))
     if base is None:
-        return {"name": short_name(source), "weights": digest, "adapter": None}
-    whole = weights_digest(folder_of(base))
-    return {"name": short_name(source), "weights": whole, "adapter": digest}
+        return {"name": short_name(source), "weights": own, "adapter": None}
+    return {"name": short_name(source), "weights": weights_digest(folder_of(base)), "adapter": own}
 
 
 def with_settings(inputs: Inputs, settings: Mapping[str, Any]) -> Inputs:
-    """Content of inputs.json: inputs, with a digest of each setting as config.yaml may be edited.
-
-    Args:
-        inputs: entries of sets and models.
-        settings: of the run, by name.
-    """
+    """Content of inputs.json: with a digest of each setting, as config.yaml may be edited."""
     return {**inputs, _SETTINGS: _setting_digests(settings)}
 
 
@@ -167,16 +151,14 @@ def read_inputs(run: Path) -> Inputs:
 
 
 def _read(run: Path) -> Inputs:
-    path, wrong = run / INPUTS, "it holds something else"
+    wrong = "it holds something else"
     try:
-        found: dict[str, Any] = parse_json(path)
+        found: dict[str, Any] = parse_json(run / INPUTS)
         if isinstance(found, dict) and all(isinstance(e, dict | None) for e in found.values()):
             return found
-    except FileNotFoundError:
-        wrong = "it is missing"
     except (OSError, ValueError) as error:
         wrong = first_line(error)
-    raise HamuError(f"{path} does not say what that run has read: {wrong}; start a new run")
+    raise HamuError(f"{run / INPUTS} does not say what that run has read: {wrong}; start a new run")
 
 
 def differing(was: Inputs, now: Inputs) -> str | None:
@@ -185,21 +167,11 @@ def differing(was: Inputs, now: Inputs) -> str | None:
 
 
 def check_same(run: Path, now: Inputs) -> None:
-    """Check that a run goes on with what it began with.
-
-    Args:
-        run: its folder.
-        now: the inputs as they are now.
-
-    Raises:
-        HamuError: if an input is another, or inputs.json cannot be read.
-    """
+    """Check that a run goes on with what it began with."""
     name = differing(read_inputs(run), now)
     if name is not None:
-        raise HamuError(
-            f"the run in {run} began with another {name} than there is now; put back what it was, "
-            f"or start a new run in another --output_dir"
-        )
+        began = f"the run in {run} began with another {name} than there is now"
+        raise HamuError(f"{began}; put back what it was, or start a new run elsewhere")
 
 
 def digests_in(entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -209,15 +181,10 @@ def digests_in(entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def recorded(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run, as JSON holds them.
+    """The settings of a run, as JSON holds them; of HAMU's own those that have a value.
 
     Of a class, rows or a filter only the digest is kept, as it may name a person; of files and
-    folders only their name.
-
-    Args:
-        settings: HAMU's own options; those without a value are left out.
-        others: further options that were given; of these only numbers stay, as texts may be places,
-            names or passwords.
+    folders only their name; of other options only numbers, as texts may be places or passwords.
     """
     kept = {name: _of(name, value) for name, value in settings.items() if value is not None}
     kept |= {name: value for name, value in others.items() if isinstance(value, bool | int | float)}

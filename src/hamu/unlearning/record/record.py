@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import hamu
@@ -19,10 +20,11 @@ from hamu import files
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
+from hamu.data.sources import HUB, is_of_hub
 from hamu.evaluation.reports import Ends, change_intervals, record_intervals
 from hamu.models.storage import is_adapter
 from hamu.unlearning.goal_report import forgotten_words, meaning
-from hamu.unlearning.record.inputs import Inputs, saved_model_entry
+from hamu.unlearning.record.inputs import Inputs, saved_model_entry, short_name
 from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.run_folder import RunFolder
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "hamu-unlearning-record", 2
 SETS, FIGURES = ("retain", "forget", "test"), ("loss", "accuracy", "probability")
+_OF_CARD = ("train", *SETS)
 _BESIDE = (files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION)
 _PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
@@ -47,26 +50,18 @@ def write_record(
     chosen_by: str,
     settings: Mapping[str, Any],
     inputs: Inputs,
-) -> tuple[Path, str]:
+) -> None:
     """Write record.md and record.json of a run whose model, log and figures are in its folder.
 
-    Args:
-        folder: of the run.
-        trainer: after the run.
-        evaluation: content of evaluation.json.
-        problem: the three sets.
-        chosen_by: the option that said what to forget.
-        settings: see `hamu.unlearning.record.inputs.recorded`.
-        inputs: the sets and the models that the run has read.
-
-    Returns:
-        The place of record.md, and the digest of record.json.
+    `settings` are `inputs.recorded`, `inputs` the sets and the models that the run has read.
     """
     run, seed = folder.path, trainer.args.seed
     predictions = {"before": trainer.start_predictions, "after": trainer.predictions}
     measured = measured_in(evaluation, predictions, seed)
     of_roles = measured["figures"]
     change = changes(of_roles["before"], of_roles["after"], (*predictions.values(),), seed)
+    environment = {"device": trainer.args.device.type, "processes": world_size()}
+    environment["versions"] = versions()
     found = {
         "format": FORMAT,
         "version": VERSION,
@@ -76,25 +71,17 @@ def write_record(
         "method": settings["method"],
         "seed": seed,
         "settings": settings,
-        "environment": {
-            "device": trainer.args.device.type,
-            "processes": world_size(),
-            "versions": versions(),
-        },
+        "environment": environment,
         "hardness": first_hardness(run),
         **measured,
-        "steps": {
-            "ended_at": trainer.state.global_step,
-            **measured["steps"],
-            **logged_steps(run),
-        },
+        "steps": {"ended_at": trainer.state.global_step, **measured["steps"], **logged_steps(run)},
         "figures": {**of_roles, "change": change},
     }
     record = plain(found | {"statement": statement(found)})
-    readable = folder.write_text(files.READABLE_RECORD, markdown(record))
+    folder.write_text(files.READABLE_RECORD, markdown(record))
     beside = [run / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
     record["files"] = {path.name: files.file_digest(path) for path in beside}
-    return readable, files.file_digest(folder.write_json(files.RECORD, record))
+    folder.write_json(files.RECORD, record)
 
 
 def _sets(
@@ -211,6 +198,46 @@ def versions() -> dict[str, str]:
     """Versions of HAMU, Python, the main packages and those that add something to HAMU, by name."""
     own = {"hamu": hamu.__version__, "python": platform.python_version()}
     return own | {name: version(name) for name in _PACKAGES} | providers()
+
+
+def write_model_card(
+    folder: Path,
+    *,
+    base: str | None,
+    method: str | None = None,
+    forget_records: int = 0,
+    reports: Mapping[str, Mapping[str, Any]] | None = None,
+    goal: Mapping[str, Any] | None = None,
+) -> None:
+    """Write README.md into the folder of a saved model.
+
+    `base` is the model that it was made from, None for one from nothing; `reports` are the figures
+    of each set by column, such as "before" and "after"; `goal` is that of evaluation.json.
+    """
+    measured = {
+        (figure, role): {
+            name: report[name][figure] for name in _OF_CARD if figure in report.get(name, {})
+        }
+        for figure in FIGURES
+        for role, report in (reports or {}).items()
+    }
+    columns = {head: values for head, values in measured.items() if values}
+    card = ModelCard.from_template(
+        ModelCardData(
+            library_name="peft" if is_adapter(folder) else "transformers",
+            base_model=base.removeprefix(HUB) if base and is_of_hub(base) else None,
+            tags=["hamu", *(["machine-unlearning", method] if method else [])],
+        ),
+        template_path=str(Path(__file__).with_name("model_card.md.j2")),
+        made="from nothing" if base is None else f"from `{short_name(base)}`",
+        method=method,
+        records=forget_records,
+        columns=columns,
+        sets=[name for name in _OF_CARD if any(name in values for values in columns.values())],
+        forgotten=goal and forgotten_words(goal),
+        version=hamu.__version__,
+    )
+    (folder / "README.md").write_text(str(card), encoding="utf-8")
 
 
 def read_record(run: Path) -> dict[str, Any] | None:

@@ -16,25 +16,12 @@ from typing import TYPE_CHECKING, Any
 import hamu
 from hamu import files
 from hamu.errors import HamuError, first_line
-from hamu.unlearning.record.inputs import (
-    digests_in,
-    read_inputs,
-    set_entries,
-    weights_digest,
-    without_order,
-)
-from hamu.unlearning.record.record import (
-    SETS,
-    first_hardness,
-    logged_steps,
-    markdown,
-    measured_in,
-    plain,
-)
+from hamu.unlearning.record import inputs, record
+from hamu.unlearning.record.record import SETS, plain
 from hamu.unlearning.record.schema import schema, violations
 
 if TYPE_CHECKING:
-    from hamu.unlearning.jobs.named_sources import NamedSources
+    from hamu.unlearning.jobs.review import NamedSources
 
 # Largest distance of figures from those recorded, absolutely, and for those above 1 relatively.
 TOLERANCE = {"float32": 0.005, "half precision": 0.05}
@@ -48,6 +35,7 @@ _FIGURES = {
     "membership_inference": "membership inference",
     "against_retain_model": "distance to the retain model",
 }
+_OF_STANDING = ("records", "forgotten", "loss_quantiles")
 # Statements, each with what the record says and the function that finds it again.
 _Checks = Iterator[tuple[str, Any, Callable[[], Any]]]
 
@@ -58,47 +46,29 @@ class Unavailable(HamuError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement of a record.
-
-    Attributes:
-        statement: in words.
-        holds: None if it cannot be checked.
-        why: why it does not hold, or cannot be checked.
-    """
+    """One statement of a record."""
 
     statement: str
-    holds: bool | None
-    why: str = ""
+    holds: bool | None  # None if it cannot be checked
+    why: str = ""  # it does not hold, or cannot be checked
 
 
 def verify(run: Path, sources: NamedSources, *, evaluate: bool = True) -> Iterator[Finding]:
-    """Check a record, one statement after the other.
-
-    Args:
-        run: the folder that `hamu unlearn` has written.
-        sources: everything that its config.yaml names; raises `Unavailable` for what has gone.
-        evaluate: whether to evaluate the models again.
-
-    Raises:
-        HamuError: if there is no record.
-    """
+    """Check the record of a run, one statement after the other; `evaluate` the models again."""
     if not (run / files.RECORD).is_file():
         raise HamuError(f"{run} has no record.json; name the --output_dir of a `hamu unlearn`")
     try:
-        record = files.parse_json(run / files.RECORD)
-        wrong = next(violations(record, schema()), "")
+        found = files.parse_json(run / files.RECORD)
+        wrong = next(violations(found, schema()), "")
     except ValueError as error:
         wrong = first_line(error)
     yield Finding("record.json fits its schema", not wrong, wrong)
     if wrong:  # there is no telling what the rest would mean
         return
-    for check in (
-        *_of_folder(run, record, sources),
-        *_of_models(run, record["models"], sources),
-        *_of_sets(record, sources),
-    ):
-        yield _finding(*check)
-    for statement, recorded, find in _of_figures(record, sources):
+    for checks in (_of_folder(run, found, sources), _of_sources(run, found, sources)):
+        for check in checks:
+            yield _finding(*check)
+    for statement, recorded, find in _of_figures(found, sources):
         if evaluate:
             yield _finding(statement, recorded, find, sources)
         else:
@@ -113,9 +83,8 @@ def _finding(
         why = "it was not in safetensors, so that nothing is recorded of it"
         return Finding(statement, None, why)
     try:
-        found = plain(find())
         tolerance = None if sources is None else TOLERANCE[sources.precision()]
-        wrong = "; ".join(_differences(recorded, found, tolerance))
+        wrong = "; ".join(_differences(recorded, plain(find()), tolerance))
     except Unavailable as error:
         return Finding(statement, None, str(error))
     except HamuError as error:
@@ -123,37 +92,44 @@ def _finding(
     return Finding(statement, not wrong, wrong)
 
 
-def _of_folder(run: Path, record: Mapping[str, Any], sources: NamedSources) -> _Checks:
+def _of_folder(run: Path, found: Mapping[str, Any], sources: NamedSources) -> _Checks:
     """Checks that need no data and no model."""
-    sets = {f"{side} set": record[f"{side}_set"] for side in SETS}
-    models = {"original model": record["models"]["before"]}
-    models["retain model"] = record["models"]["retain_model"]
-    own = {"method": record["method"], "seed": record["seed"]}
+
+    def readable() -> str | None:
+        written_by = found["environment"]["versions"]["hamu"]
+        if written_by != hamu.__version__:
+            raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
+        return _digest(run / files.READABLE_RECORD)
+
+    def steps() -> dict[str, int]:
+        logged = record.logged_steps(run)  # the steps taken, if each was logged
+        all_logged = logged["logged"] == found["steps"]["ended_at"]
+        return logged | ({"taken": logged["logged_taken"]} if all_logged else {})
+
+    said = hashlib.sha256(record.markdown(found).encode()).hexdigest()
+    yield "record.md says what record.json says", said, readable
+    for name, digest in found["files"].items():
+        yield f"{name} is as the run left it", digest, partial(_digest, run / name)
+    own = {"method": found["method"], "seed": found["seed"]}
+    statement = "record.json and config.yaml name the same settings"
+    yield statement, found["settings"], lambda: sources.settings | own
+    models = found["models"]
+    read = {f"{side} set": found[f"{side}_set"] for side in SETS}
+    read |= {"original model": models["before"], "retain model": models["retain_model"]}
+    of_file = partial(_read, run)
+    yield (
+        *("record.json and inputs.json name the same data and models", read),
+        partial(of_file, files.INPUTS, lambda: inputs.without_order(inputs.read_inputs(run))),
+    )
     evaluation = run / files.EVALUATION
-    said = hashlib.sha256(markdown(record).encode()).hexdigest()
-    yield "record.md says what record.json says", said, partial(_readable, run, record)
-    for name, recorded in record["files"].items():
-        yield f"{name} is as the run left it", recorded, partial(_digest, run / name)
     yield (
-        *("record.json and config.yaml name the same settings", record["settings"]),
-        lambda: sources.settings | own,
+        *("record.json and evaluation.json say the same", found),
+        partial(of_file, evaluation.name, lambda: record.measured_in(files.parse_json(evaluation))),
     )
-    yield (
-        *("record.json and inputs.json name the same data and models", sets | models),
-        partial(_read, run, files.INPUTS, lambda: without_order(read_inputs(run))),
-    )
-    yield (
-        *("record.json and evaluation.json say the same", record),
-        partial(_read, run, files.EVALUATION, lambda: measured_in(files.parse_json(evaluation))),
-    )
-    steps = partial(_steps, run, record["steps"]["ended_at"])
-    find = partial(_read, run, files.STEPS, steps)
-    yield "steps.jsonl has the steps recorded", record["steps"], find
-    if record["hardness"] is not None:
-        yield (
-            *("steps.jsonl has the hardness recorded", record["hardness"]),
-            partial(_read, run, files.STEPS, lambda: first_hardness(run)),
-        )
+    yield "steps.jsonl has the steps recorded", found["steps"], partial(of_file, files.STEPS, steps)
+    if found["hardness"] is not None:
+        find = partial(of_file, files.STEPS, partial(record.first_hardness, run))
+        yield "steps.jsonl has the hardness recorded", found["hardness"], find
 
 
 def _read(run: Path, name: str, read: Callable[[], Any]) -> Any:
@@ -170,81 +146,65 @@ def _digest(path: Path) -> str | None:
     return files.file_digest(path) if path.is_file() else None
 
 
-def _readable(run: Path, record: Mapping[str, Any]) -> str | None:
-    written_by = record["environment"]["versions"]["hamu"]
-    if written_by != hamu.__version__:
-        raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
-    return _digest(run / files.READABLE_RECORD)
+def _of_sources(run: Path, found: Mapping[str, Any], sources: NamedSources) -> _Checks:
+    """Checks of the models' weights and of the sets."""
 
-
-def _steps(run: Path, last: int) -> dict[str, int]:
-    """Lines of the log, and the steps taken if each was logged."""
-    found = logged_steps(run)
-    return found | ({"taken": found["logged_taken"]} if found["logged"] == last else {})
-
-
-def _of_models(run: Path, models: Mapping[str, Any], sources: NamedSources) -> _Checks:
     def digest(folder: Callable[[str], Path], role: str) -> str | None:
-        return weights_digest(folder(role))
+        return inputs.weights_digest(folder(role))
+
+    def entry(side: str) -> Mapping[str, Any] | None:
+        entries = inputs.set_entries(side, sources.problem.sets().get(side))
+        return inputs.digests_in(entries[f"{side} set"])
 
     for role, name in _MODELS.items():
-        model, part = models[role] or {}, "weights"
+        model, part = found["models"][role] or {}, "weights"
         if model.get("adapter") is not None:
             find, part = partial(digest, sources.adapter, role), "base model"
             yield f"{name} has the adapter recorded", model["adapter"], find
         if model:
             find = partial(digest, sources.weights, role)
             yield f"{name} has the {part} recorded", model["weights"], find
-    if models["merged"] is not None:
-        find = partial(weights_digest, run / files.MERGED)
-        yield "merged/ has the weights recorded", models["merged"]["weights"], find
-
-
-def _of_sets(record: Mapping[str, Any], sources: NamedSources) -> _Checks:
-    def entry(side: str) -> Mapping[str, Any] | None:
-        return digests_in(set_entries(side, sources.problem.sets().get(side))[f"{side} set"])
-
+    if found["models"]["merged"] is not None:
+        find = partial(inputs.weights_digest, run / files.MERGED)
+        yield "merged/ has the weights recorded", found["models"]["merged"]["weights"], find
     for side in SETS:
-        if record[f"{side}_set"] is not None:
-            statement = f"the {side} set is the one recorded"
-            yield statement, record[f"{side}_set"], partial(entry, side)
+        recorded = found[f"{side}_set"]
+        if recorded is not None:
+            yield f"the {side} set is the one recorded", recorded, partial(entry, side)
 
 
-def _of_figures(record: Mapping[str, Any], sources: NamedSources) -> _Checks:
+def _of_figures(found: Mapping[str, Any], sources: NamedSources) -> _Checks:
     """Checks that evaluate the models again."""
+    figures, goal = found["figures"], found["goal"]
 
     def figure(role: str, part: str) -> Any:
-        found = sources.figures(role)[part]
-        if found is None and part == "against_retain_model":
+        again = sources.figures(role)[part]
+        if again is None and part == "against_retain_model":
             raise Unavailable("the retain model is not here")
-        return found
+        return again
+
+    def standing(role: str) -> dict[str, Any]:
+        """Counts and quantiles; the recorded count if records next to their target explain it."""
+        now, near, said = sources.standing(role, goal), 0, goal[role]["forgotten"]
+        if goal["kind"] != "erased":
+            least = now.targets.least
+            reach = TOLERANCE[sources.precision()] * least
+            near = int(((now.losses - least).abs() <= reach).sum())
+        again = {key: now.figures()[key] for key in _OF_STANDING}
+        return again | ({"forgotten": said} if abs(said - now.count) <= near else {})
 
     for role in ("after", "before"):
         for part, name in _FIGURES.items():
-            recorded, find = record["figures"][role][part], partial(figure, role, part)
+            recorded = figures[role][part]
             if recorded is not None:
-                yield f"{_MODELS[role]} has the {name} recorded", recorded, find
-        if record["goal"] is not None:
+                statement = f"{_MODELS[role]} has the {name} recorded"
+                yield statement, recorded, partial(figure, role, part)
+        if goal is not None:
             statement = f"{_MODELS[role]} has forgotten as many records as recorded"
-            find = partial(_standing, role, record["goal"], sources)
-            yield statement, _of_standing(record["goal"][role]), find
-    change = record["figures"]["change"]
-    yield "the figures changed from before to after as recorded", change, sources.change
-
-
-def _standing(role: str, goal: Mapping[str, Any], sources: NamedSources) -> dict[str, Any]:
-    """Counts and quantiles; the count as recorded if records next to their target explain it."""
-    found, near, said = sources.standing(role, goal), 0, goal[role]["forgotten"]
-    if goal["kind"] != "erased":
-        least = found.targets.least
-        reach = TOLERANCE[sources.precision()] * least
-        near = int(((found.losses - least).abs() <= reach).sum())
-    explained = {"forgotten": said} if abs(said - found.count) <= near else {}
-    return _of_standing(found.figures()) | explained
-
-
-def _of_standing(standing: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: standing[key] for key in ("records", "forgotten", "loss_quantiles")}
+            recorded = {key: goal[role][key] for key in _OF_STANDING}
+            yield statement, recorded, partial(standing, role)
+    statement = "the figures changed from before to after as recorded"
+    yield statement, figures["change"], sources.change
 
 
 def _differences(recorded: Any, found: Any, tolerance: float | None, at: str = "") -> Iterator[str]:
@@ -256,13 +216,12 @@ def _differences(recorded: Any, found: Any, tolerance: float | None, at: str = "
         for name in sorted(found if tolerance is None else recorded.keys() | found.keys()):
             place = f"{at} {name}".strip().replace("_", " ")
             yield from _differences(recorded.get(name), found.get(name), tolerance, place)
-        return
-    if isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):
+    elif isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):
         for one, other in zip(recorded, found, strict=True):
             yield from _differences(one, other, tolerance, at)
-        return
-    are_close = recorded == found
-    if isinstance(recorded, float) and isinstance(found, float) and tolerance is not None:
-        are_close = math.isclose(recorded, found, rel_tol=tolerance, abs_tol=tolerance)
-    if not are_close:
-        yield f"{at}: the record says {recorded}, there is {found}".removeprefix(": ")
+    else:
+        are_close = recorded == found
+        if isinstance(recorded, float) and isinstance(found, float) and tolerance is not None:
+            are_close = math.isclose(recorded, found, rel_tol=tolerance, abs_tol=tolerance)
+        if not are_close:
+            yield f"{at}: the record says {recorded}, there is {found}".removeprefix(": ")

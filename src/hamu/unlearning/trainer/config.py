@@ -49,28 +49,30 @@ _CHOICES = {
     "blocks": ("tensor", "module", "model"),
     "pairing": ("sequential", "split"),
 }
-# Settings that a run by goal, or a lasting one, leaves at one of these values.
-_BOUNDED = (None, "bounded")
-_WITH_AUTO: dict[str, tuple[Any, ...]] = {
-    "method": ("hamu-q",),
-    "radius": ("gradient",),
-    "distribution": ("norm_product",),
-    "trust_region": (False,),
-    "forget_objective": _BOUNDED,
-    "load_best_model_at_end": (False,),  # its controller keeps the best state
-    "freeze_batchnorm": (True,),  # it goes back to weights, not to statistics
-    "dataloader_num_workers": (0,),  # it chooses the records of the next step by the last
+# Values that settings must have in a run by goal, or a lasting one.
+_WITH: dict[str, dict[str, tuple[Any, ...]]] = {
+    "auto": {
+        "method": ("hamu-q",),
+        "radius": ("gradient",),
+        "distribution": ("norm_product",),
+        "trust_region": (False,),
+        "forget_objective": (None, "bounded"),
+        "load_best_model_at_end": (False,),  # its controller keeps the best state
+        "freeze_batchnorm": (True,),  # it goes back to weights, not to statistics
+        "dataloader_num_workers": (0,),  # it chooses the records of the next step by the last
+    },
+    "lasting": {
+        "fp16": (False,),  # it would round away the steps ahead
+        "trust_region": (False,),  # the forget loss is taken elsewhere, where no step is judged
+        "forget_objective": (None, "bounded"),
+    },
 }
-_WITH_LASTING: dict[str, tuple[Any, ...]] = {
-    "fp16": (False,),  # it would round away the steps ahead
-    "trust_region": (False,),  # the forget loss is taken elsewhere, where no step is judged
-    "forget_objective": _BOUNDED,
-}
-# Values that transformers leaves unchecked.
+# Values that transformers leaves unchecked: the first are positive, the others may be 0.
 _LARGEST = torch.finfo(torch.float32).max
-_OF_STEPS = ("logging_steps", "save_steps", "eval_steps", "gradient_accumulation_steps")
-_OF_BATCHES = ("per_device_train_batch_size", "per_device_eval_batch_size")
-_POSITIVE = ("learning_rate", "num_train_epochs", *_OF_STEPS, *_OF_BATCHES)
+_POSITIVE = (
+    *("learning_rate", "num_train_epochs", "logging_steps", "save_steps", "eval_steps"),
+    *("gradient_accumulation_steps", "per_device_train_batch_size", "per_device_eval_batch_size"),
+)
 _REST = ("max_grad_norm", "warmup_steps", "dataloader_num_workers", "eval_delay")
 
 
@@ -107,22 +109,17 @@ class TrainConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Check the settings, and settle device and trackers."""
-        for names, allows_zero, least in (
-            (_POSITIVE, False, "positive"),
-            (_REST, True, "0 or more"),
-        ):
-            for name in names:
-                value = getattr(self, name)
-                is_in_range = value is None or 0 < value <= _LARGEST or (allows_zero and value == 0)
-                _check(is_in_range, f"{name} {value} must be {least}, and finite in float32")
+        for name in (*_POSITIVE, *_REST):
+            value, least = getattr(self, name), "0 or more" if name in _REST else "positive"
+            is_in_range = value is None or 0 < value <= _LARGEST or (name in _REST and value == 0)
+            _check(is_in_range, f"{name} {value} must be {least}, and finite in float32")
         for name in ("seed", "data_seed"):
             value = getattr(self, name)
             _check(value is None or 0 <= value < 2**32, f"{name} {value} must be 0 to {2**32 - 1}")
         has_metric = self.eval_strategy != "no" and self.metric_for_best_model is not None
         _check(
             self.save_strategy != "best" or has_metric,
-            "save_strategy best needs --eval_strategy steps or epoch, and "
-            "--metric_for_best_model, by which it goes",
+            "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model",
         )
         self._check_launcher()
         # transformers refuses bf16 else; Apple's accelerator has no float64, as every Gram needs
@@ -177,13 +174,9 @@ class UnlearnConfig(TrainConfig):
         "--constraint_mode relative the share of what is possible, in (0, 1].",
     )
     constraint_mode: str = _option("absolute", "absolute (the paper) or relative (feasible).")
-    distribution: str = _option(
-        "norm_product", "How it is divided over blocks: norm_product or uniform."
-    )
+    distribution: str = _option("norm_product", "Division over blocks: norm_product or uniform.")
     radius: str = _option("gradient", "Step radius of a block over lr: gradient or a number.")
-    on_infeasible: str = _option(
-        "stop", "If it cannot be met: stop, clamp (the most possible) or skip."
-    )
+    on_infeasible: str = _option("stop", "If unmet: stop, clamp (the most possible) or skip.")
     stopping: str = _option("aggregate", "Stopping criterion: aggregate, any, global or off.")
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
     stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
@@ -192,17 +185,12 @@ class UnlearnConfig(TrainConfig):
         "sequential",
         "With several processes: sequential, or split (half hold retain, half forget records).",
     )
-    shard: bool = _option(
-        False, "Shard parameters, gradients and optimizer state over processes (FSDP2)."
-    )
+    shard: bool = _option(False, "Shard model, gradients and optimizer over processes (FSDP2).")
     offload_grads: str = _option(
         "none",
         "Where one side's gradient waits: none, cpu, bf16 (half the memory, rounded to 2^-8).",
     )
-    correct_steps: bool = _option(
-        False,
-        "Correct steps that fall short of the demand (one copy of what is trained).",
-    )
+    correct_steps: bool = _option(False, "Correct steps short of the demand (a copy of weights).")
     trust_region: bool = _option(
         False,
         "Steer the learning rate by the share of its promise that a step realises: halve it under "
@@ -210,31 +198,21 @@ class UnlearnConfig(TrainConfig):
     )
     trust_region_growth: float = _option(8.0, "Most by which --trust_region raises the rate.")
     check_steps: int | None = _option(
-        None, "Steps between two checks of promises; by default whenever it is logged, 0 for never."
+        None,
+        "Steps between two checks of promises; by default logged ones in 5% of the time, 0: never.",
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (each its own) or once (the paper).")
     freeze_batchnorm: bool = _option(True, "Keep BatchNorm statistics; its weights still train.")
-    full_precision_eval: bool = _option(
-        False, "With --bf16 or --fp16: evaluate in the model's own precision."
-    )
-    max_eval_samples: int | None = _option(
-        None, "Evaluate on at most this many records of each set."
-    )
+    full_precision_eval: bool = _option(False, "With --bf16 or --fp16: evaluate without them.")
+    max_eval_samples: int | None = _option(None, "Records of each set to evaluate on, at most.")
     forget_objective: str | None = _option(
         None,
-        "What to raise in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, "
-        "bounded.",
+        "Raised in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, bounded.",
     )
-    min_forget_loss: float | None = _option(
-        None, "End when a step's forget loss is below this (the paper: 0.1)."
-    )
-    max_retain_loss: float | None = _option(
-        None, "End when a step's retain loss is above this (the paper: 0.4)."
-    )
-    max_forget_loss: float | None = _option(
-        None, "End when a step's forget loss reaches this; see --goal."
-    )
+    min_forget_loss: float | None = _option(None, "End if a forget loss is below (paper: 0.1).")
+    max_retain_loss: float | None = _option(None, "End if a retain loss is above (paper: 0.4).")
+    max_forget_loss: float | None = _option(None, "End if a forget loss reaches it; see --goal.")
     auto: bool = _option(
         False,
         "By goal: demand, learning rate and length follow from measurements. hamu unlearn does so "
@@ -246,9 +224,7 @@ class UnlearnConfig(TrainConfig):
         "default with test data), retrained (as under --retain_model), erased (no longer "
         "recognised; the default for a whole class) or loss (--target_forget_loss).",
     )
-    target_forget_loss: float | None = _option(
-        None, "Loss that each forgotten record must have: --goal loss."
-    )
+    target_forget_loss: float | None = _option(None, "With --goal loss: that of each record.")
     target_share: float = _option(0.95, "Share of the forget records that must be forgotten.")
     max_retain_increase: float | None = _option(
         None, "With --auto: rise of the retain loss at most, in nats; 0.02 by default."
@@ -266,9 +242,7 @@ class UnlearnConfig(TrainConfig):
 
     learning_rate: float = _option(1e-4, "Learning rate.")
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
-    optim: str = _option(
-        "sgd", "Optimizer: sgd (the paper; --auto takes adamw_torch), adafactor, ..."
-    )
+    optim: str = _option("sgd", "Optimizer: sgd (the paper; --auto: adamw_torch), adafactor, ...")
     max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0: none.")
     logging_steps: float = _option(1, "Steps from one log entry to the next.")
     eval_strategy: str = _option("epoch", "When to evaluate: no, steps, epoch.")
@@ -277,9 +251,7 @@ class UnlearnConfig(TrainConfig):
         "joint_gain",
         "What --load_best_model_at_end goes by; joint_gain is the smaller gain of both sides.",
     )
-    greater_is_better: bool | None = _option(
-        None, "A larger value of it is better; by default what unlearning wants."
-    )
+    greater_is_better: bool | None = _option(None, "Larger is better; by default as it is wanted.")
 
     def __post_init__(self) -> None:
         """Check the settings of unlearning, then those of TrainConfig."""
@@ -290,26 +262,27 @@ class UnlearnConfig(TrainConfig):
         for name in ("max_eval_samples", "lookahead_steps", "trust_region_growth"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{name} {value} must be at least 1")
-        if self.pairing == "split" or self.shard or GradOffload(self.offload_grads).is_used:
-            self._check_parted(method)
         _check(
-            not self.correct_steps or isinstance(method, HamuQ | HamuU),
-            f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u",
-        )
-        _check(
-            self.check_steps is None or self.check_steps >= 0,
+            (self.check_steps or 0) >= 0,
             f"check_steps {self.check_steps} must not be negative; 0 for never",
-        )
-        _check(
-            self.auto or self.max_retain_increase is None,
-            "max_retain_increase has no effect without --auto; add it, or leave it out",
         )
         if self.forget_objective is not None:
             build_objective(self.forget_objective)
-        self._check_effects(method)
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
+        self._check_effects(method)
+        if self.pairing == "split" or self.shard or GradOffload(self.offload_grads).is_used:
+            self._check_parted(method)
+        for option, allowed in _WITH.items():
+            for name, values in allowed.items() if getattr(self, option) else ():
+                value = getattr(self, name)
+                _check(value in values, f"{name} {value} does not go with --{option}; leave it out")
         if self.lasting:
-            self._settle_lasting(method)
+            _check(
+                world_size() == 1 and method.uses_retain and method.uses_forget,
+                f"lasting looks ahead in one process, with both gradients; there are "
+                f"{world_size()}, and the method is {self.method}",
+            )
+            self.forget_objective, self.check_steps = "bounded", 0
         if self.auto:
             self._settle_goal()
         if self.greater_is_better is None:
@@ -318,45 +291,43 @@ class UnlearnConfig(TrainConfig):
         super().__post_init__()
 
     def _check_effects(self, method: Method) -> None:
-        """Check the settings that need a pass of a side, and those without effect on any."""
+        """Check the settings that some methods have no place for, and those that none has."""
         for name, side in _OF_A_SIDE.items():
             value = getattr(self, name)
             if value is not None:
                 is_number = isinstance(value, str) or 0 < value < math.inf
                 _check(is_number, f"{name} {value} must be a positive number")
-                has_pass = getattr(method, f"uses_{side}")
                 lack = f"{self.method}, which has no {side} pass; leave it out"
-                _check(has_pass, f"{name} has no effect with {lack}")
+                _check(getattr(method, f"uses_{side}"), f"{name} has no effect with {lack}")
+        _check(
+            not self.correct_steps or isinstance(method, HamuQ | HamuU),
+            f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u",
+        )
+        _check(
+            self.auto or self.max_retain_increase is None,
+            "max_retain_increase has no effect without --auto; add it, or leave it out",
+        )
         defaults = {f.name: f.default for f in fields(TrainingArguments)}
         for name in _WITHOUT_EFFECT:
             value = getattr(self, name, None)
             message = f"{name} {value} has no place in unlearning; leave it out"
             _check(value == defaults.get(name), message)
 
-    def _check_with(self, option: str, allowed: dict[str, tuple[Any, ...]]) -> None:
-        for name, values in allowed.items():
-            value = getattr(self, name)
-            _check(value in values, f"{name} {value} does not go with --{option}; leave it out")
-
     def _check_parted(self, method: Method) -> None:
         """Check what works where a process has only a part of the gradients."""
         is_split = self.pairing == "split"
         _check(
-            not self.shard or (world_size() > 1 and not is_split),
-            "--shard cuts a model and both gradients over several processes; start them with "
-            "torchrun and leave pairing at sequential, or give --shard False",
-        )
-        _check(
-            not self.shard or self.optim != "adafactor",
-            "adafactor's factored state cannot be sharded; with --shard choose another --optim, "
-            "such as adamw_torch",
-        )
-        _check(
-            not is_split or (method.uses_retain and method.uses_forget),
-            f"split pairing needs both sides, but {self.method} has one; leave pairing at "
-            f"sequential",
+            not self.shard or (world_size() > 1 and not is_split and self.optim != "adafactor"),
+            "--shard cuts a model, both gradients and the optimizer's state over several "
+            "processes; start them with torchrun, with sequential pairing and without adafactor, "
+            "or give --shard False",
         )
         if is_split:
+            _check(
+                method.uses_retain and method.uses_forget,
+                f"split pairing needs both sides, but {self.method} has one; leave pairing at "
+                f"sequential",
+            )
             check_even(world_size())
         for name in ("correct_steps", "trust_region", "auto"):
             _check(
@@ -366,32 +337,19 @@ class UnlearnConfig(TrainConfig):
             )
 
     def _settle_goal(self) -> None:
-        """Check the settings of a run by goal, and set those that its controller relies on."""
+        """Set what the controller of a run by goal relies on."""
         if self.max_retain_increase is None:
             self.max_retain_increase = DEFAULT_BUDGET
         _check(
             0 <= self.max_retain_increase < math.inf,
             f"max_retain_increase {self.max_retain_increase} must be 0 or more, in nats",
         )
-        self._check_with("auto", _WITH_AUTO)
         self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
         self.stopping, self.on_infeasible, self.lr_scheduler_type = "off", "clamp", "constant"
         self.check_steps = self.check_steps or 0
         self.optim = "adamw_torch" if self.optim == "sgd" else self.optim
         if self.eval_strategy == "epoch":
             self.eval_strategy = "no"  # the controller measures
-
-    def _settle_lasting(self, method: Method) -> None:
-        _check(
-            world_size() == 1,
-            "lasting looks ahead in one process; leave out torchrun, or --lasting",
-        )
-        _check(
-            method.uses_retain and method.uses_forget,
-            f"lasting needs both gradients, but {self.method} has one; choose another method",
-        )
-        self._check_with("lasting", _WITH_LASTING)
-        self.forget_objective, self.check_steps = "bounded", 0
 
     @property
     def clip_norm(self) -> float | None:
@@ -401,10 +359,8 @@ class UnlearnConfig(TrainConfig):
     def objectives(self) -> dict[str, str | None]:
         """Name of each side's objective; None for a side that the method has no pass over."""
         method = self.build_method()
-        return {
-            "retain": method.retain_objective,
-            "forget": self.forget_objective or method.forget_objective,
-        }
+        forget = self.forget_objective or method.forget_objective
+        return {"retain": method.retain_objective, "forget": forget}
 
     def build_method(self) -> Method:
         """The method that these settings describe."""
@@ -414,20 +370,9 @@ class UnlearnConfig(TrainConfig):
                 radius = float(radius)
             except ValueError:
                 raise HamuError(f'radius {radius!r} is neither "gradient" nor a number') from None
-        return build_method(
-            self.method,
-            constraint=self.constraint,
-            constraint_mode=self.constraint_mode,
-            distribution=self.distribution,
-            radius=radius,
-            on_infeasible=self.on_infeasible,
-            stopping=StoppingRule(
-                self.stopping,  # type: ignore[arg-type]  # checked by the rule
-                self.stopping_margin,
-                self.stopping_patience,
-                self.stopping_window,
-            ),
-        )
+        settings = {name: getattr(self, name) for name in _CONSTRAINT_FIELDS} | {"radius": radius}
+        stopping = StoppingRule(*(getattr(self, name) for name in _STOPPING_FIELDS))
+        return build_method(self.method, **settings, stopping=stopping)
 
 
 def named_trackers(asked: str | list[str] | None) -> list[str]:
@@ -467,13 +412,8 @@ def checkpoints_activations(args: TrainingArguments) -> bool:
 
 def own_options(cls: type) -> list[str]:
     """Names of the options that a class adds to, or changes in, TrainingArguments."""
-    return [
-        f.name
-        for base in cls.__mro__
-        if base.__module__ == __name__
-        for f in fields(base)
-        if f.name in vars(base)
-    ]
+    ours = [base for base in cls.__mro__ if base.__module__ == __name__]
+    return [f.name for base in ours for f in fields(base) if f.name in vars(base)]
 
 
 @cache

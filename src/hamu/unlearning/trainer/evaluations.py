@@ -44,10 +44,9 @@ class Evaluations:
             if one is not None
         }
         if args.metric_for_best_model is not None:
+            gains = ("forget_gain", "retain_gain", "joint_gain")
             of_sets = [f"{name}_{figure}" for name in self.sets for figure in ("loss", "accuracy")]
-            check_is_measured(
-                args.metric_for_best_model, [*of_sets, "forget_gain", "retain_gain", "joint_gain"]
-            )
+            check_is_measured(args.metric_for_best_model, [*of_sets, *gains])
         self._is_text = "input_ids" in self.sets["retain"][0]
 
     def predictions(self) -> dict[str, AnyPredictions]:
@@ -102,11 +101,11 @@ def check_is_measured(metric: str, measured: Collection[str]) -> None:
 
 def save_start_predictions(folder: Path, start: Mapping[str, AnyPredictions]) -> None:
     """Write predictions by set; no file if there are none."""
-    found = {
-        name: (type(one).__name__, {f.name: getattr(one, f.name) for f in fields(one)})
-        for name, one in start.items()
-    }
-    if found:
+    if start:
+        found = {
+            name: (type(one).__name__, {f.name: getattr(one, f.name) for f in fields(one)})
+            for name, one in start.items()
+        }
         torch.save(found, folder / _FILE)
 
 

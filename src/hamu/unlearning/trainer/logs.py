@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformers import ProgressCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import PrinterCallback
 
@@ -24,6 +24,7 @@ from hamu.unlearning.trainer.config import TRACKERS
 
 _MOST_LINES, _FEWEST_LINES = 512, 16  # of layers.jsonl
 _MOST_FIGURES = 400_000  # over all its lines; each takes some eight bytes
+_SHOWN = ("forget", "retain", "test")  # sets, in a line on the screen
 _PRINTERS = (ProgressCallback, PrinterCallback)
 # W&B sends these by itself unless the variables have other values
 _KEPT_BACK = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
@@ -60,9 +61,8 @@ class StepLog(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Append the figures of a step; JSON holds those that are not finite as null."""
         if "taken" in logs:
-            self._lines.append(
-                {"step": state.global_step} | {n: _finite(v) for n, v in logs.items()}
-            )
+            step = {"step": state.global_step}
+            self._lines.append(step | {name: _finite(value) for name, value in logs.items()})
             if is_main():
                 blocks = self.trainer.pair.block_names
                 self._layers.take(state.global_step, blocks, self.trainer.watch.block_figures)
@@ -134,23 +134,23 @@ def stride(lines: int, blocks: int) -> int:
 
 
 def _finite(value: Any) -> Any:
-    """The value as JSON holds it: null where it is a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def log_line(logs: Mapping[str, Any], step: int, steps: int) -> str:
     """Losses of a step or an evaluation in a line, the change by a checked step in brackets."""
-    place = f"step {step:>{len(str(steps))}}/{steps}"
+    shown = [f"step {step:>{len(str(steps))}}/{steps}"]
     if "train_runtime" in logs:
-        return f"{place}  done in {logs['train_runtime']:.1f} s"
-    prefix = "" if "taken" in logs else "eval_"
-    shown = [f"{place}  evaluated" if prefix else place]
-    for name in ("forget", "retain", "test"):
-        if f"{prefix}{name}_loss" in logs:
-            change = None if prefix else logs.get(f"realised_{name}_change")
-            bracket = "" if change is None else f" ({change:+.4f})"
-            shown.append(f"{name} loss {logs[f'{prefix}{name}_loss']:8.4f}{bracket}")
-    if len(shown) == 1:
+        return f"{shown[0]}  done in {logs['train_runtime']:.1f} s"
+    is_step = "taken" in logs
+    shown += [] if is_step else ["evaluated"]
+    losses = {side: logs.get(f"{'' if is_step else 'eval_'}{side}_loss") for side in _SHOWN}
+    for side, loss in losses.items():
+        if loss is not None:
+            change = logs.get(f"realised_{side}_change")
+            bracket = f" ({change:+.4f})" if is_step and change is not None else ""
+            shown.append(f"{side} loss {loss:8.4f}{bracket}")
+    if {*losses.values()} == {None}:
         return str(dict(logs))
     shown += [f"cosθ {logs['cos']:+.2f}"] if "cos" in logs else []
     shown += ["not taken"] if logs.get("taken") == 0 else []
@@ -190,7 +190,13 @@ class Tracker(TrainerCallback):
 
     def __init__(self, tracker: Any, trainer: Any, choices: Collection[str]) -> None:
         self._tracker, self._trainer = tracker, trainer
-        self._settings = _sendable(trainer.args, choices)
+        values = {n: getattr(v, "value", v) for n, v in trainer.args.to_dict().items()}
+        # numbers, switches and named choices, no path and no token
+        is_plain = {n for n, v in values.items() if isinstance(v, bool | int | float | None)}
+        shown = {n: v for n, v in values.items() if n in is_plain or n in choices}
+        self._settings: Any = copy.copy(trainer.args)
+        self._settings.to_dict = lambda: dict(shown)
+        self._settings.to_json_string = lambda: json.dumps(shown, indent=2)
         parameters = sum(p.numel() for p in trainer.model.parameters())
         self._model = {"model": SimpleNamespace(num_parameters=lambda: parameters)}
         self._waiting: list[tuple[Any, dict[str, Any]]] = []  # state and figures of a log entry
@@ -222,18 +228,6 @@ class Tracker(TrainerCallback):
             # by itself it would take a name with the host's in it
             tracker.logging_dir = str(Path(str(self._trainer.args.output_dir)) / "tensorboard")
         tracker.on_train_begin(self._settings, state, control, **self._model)
-
-
-def _sendable(args: TrainingArguments, choices: Collection[str]) -> Any:
-    """Settings for a tracker: numbers, switches and named choices, no path and no token."""
-    shown = {name: getattr(value, "value", value) for name, value in args.to_dict().items()}
-    for name, value in list(shown.items()):
-        if not isinstance(value, bool | int | float | None) and name not in choices:
-            del shown[name]
-    settings: Any = copy.copy(args)
-    settings.to_dict = lambda: dict(shown)
-    settings.to_json_string = lambda: json.dumps(shown, indent=2)
-    return settings
 
 
 @contextmanager

@@ -1,16 +1,42 @@
-"""The promise of a step against its outcome, their sum over a run, and a trust region by them."""
+"""The promise of a step against its outcome: checked, corrected, and steered by a trust region.
+
+A check repeats the forward passes of a step at the weights after it, with the same random numbers.
+`CheckSchedule` decides which steps are checked.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import IntervalStrategy, TrainerCallback
+
+from hamu.core.distributed import all_reduced, world_size
+from hamu.core.forward import rounds_to_tf32, without_autocast, without_tf32
+from hamu.core.gram import SIDES
+from hamu.core.guard import StepGuard
+from hamu.core.pair import PairedGradients, PairStep
+from hamu.unlearning.trainer.config import UnlearnConfig
 
 KEPT = 0.95  # of the demand
 _SHRINK_BELOW, _GROW_ABOVE, _LEAP_ABOVE = 0.25, 0.75, 0.95  # realised over promised
 _LEAST_SCALE = 2.0**-20
 _GOOD = {"forget": 1.0, "retain": -1.0}  # sign of a change of loss that is wanted
+_FLOAT32 = torch.finfo(torch.float32).eps
+_SHARE = 0.05  # of a run's time that its checks take, unless it names their number
+_LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
+_ROUGH = 3.0  # in units of which examples/rounding.py finds 0.3 to 3 as the deviation, mostly 0.7
+_OF_A_CONSTRAINT = (
+    *("direct_threshold", "stop_threshold", "criterion_met"),
+    *("demand", "clipped_demand", "free_limit", "max_demand"),
+)
 
 
 @dataclass(frozen=True)
@@ -102,8 +128,8 @@ class PromiseRecord:
             self.kept.append(outcome.kept)
 
     def summary(self) -> dict[str, Any] | None:
-        """Steps checked, those with a demand above rounding, the share of these that kept it, and
-        median realised/promised; None without any.
+        """Steps checked, those judged by a demand, the share that kept it, median ratios by side;
+        None without any.
         """
         if not self.checked:
             return None
@@ -161,3 +187,363 @@ class TrustRegion:
     def exhausted(self) -> bool:
         """True if steps are as small as they may be, so that none smaller can be tried."""
         return self.scale <= self._least
+
+
+class RepeatedPasses:
+    """Forward passes of one step, repeated with their random numbers in the model's precision."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model, self._device = model, device
+        precisions = [torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()]
+        # a model that is stored in fewer digits than bfloat16's computes in those
+        self._eps = min(max(precisions), torch.finfo(torch.bfloat16).eps)
+        self._passes: list[tuple[str, Callable[[], Tensor], Any, list[Tensor]]] = []
+        self._spreads: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Sides of the remembered passes."""
+        return tuple(dict.fromkeys(side for side, *_ in self._passes))
+
+    def remember(self, side: str, loss: Callable[[], Tensor], count: Tensor | int) -> None:
+        """Note a pass to come: its part of a side's loss, a mean over `count` records or tokens."""
+        on_gpu = self._device.type == "cuda"
+        of_gpu = [torch.cuda.get_rng_state(self._device)] if on_gpu else []
+        self._passes.append((side, loss, count, [torch.get_rng_state(), *of_gpu]))
+
+    def clear(self) -> None:
+        """Forget the passes: the step is over, or will not be measured."""
+        self._passes = []
+
+    def see(self, logits: Tensor) -> None:
+        """Note the spread of a batch's logits, [N, K], which says how far its loss is rounded."""
+        is_rough = self._eps > _FLOAT32  # some of the model computes in half precision
+        if is_rough and not torch.is_grad_enabled():
+            some = logits[:_LOOKED_AT]
+            self._spreads.append(some[some.isfinite()].float().std())  # a masked token's is -inf
+
+    @property
+    def are_exacter(self) -> bool:
+        """True if a GPU computes the repeated passes in more digits than those of the step."""
+        return rounds_to_tf32(self._model)
+
+    @torch.no_grad()
+    def losses(self) -> dict[str, Tensor]:
+        """By side, the losses of the step's batches at the present weights, by its masks, 0-dim."""
+        losses: dict[str, Tensor] = {}
+        gpus = [self._device] if self._device.type == "cuda" else []
+        exact = without_tf32() if self.are_exacter else nullcontext()
+        kept = torch.random.fork_rng(gpus)
+        with kept, exact, without_autocast(self._model), _buffers_kept(self._model):
+            for side, loss, _, (of_host, *of_gpu) in self._passes:
+                torch.set_rng_state(of_host)
+                for state in of_gpu:
+                    torch.cuda.set_rng_state(state, self._device)
+                losses[side] = losses.get(side, 0.0) + loss()
+        return losses
+
+    def roughness(self) -> float:
+        """Rounding of the difference of two losses of a model in half precision.
+
+        Each logit is off by half a last digit, independently; a mean over n by 1/√n of that.
+        """
+        if not self._spreads:
+            return 0.0
+        fewest = min(float(count) for *_, count, _ in self._passes)
+        spread = torch.stack(self._spreads).double().square().max()
+        self._spreads.clear()
+        # over all processes, which must judge a step alike
+        spread = all_reduced(spread) / world_size() / fewest
+        return _ROUGH * self._eps * spread.sqrt().item()
+
+
+class CheckSchedule:
+    """Steps to check: every n-th, or of the logged ones as many as take 5 % of a run's time.
+
+    Of these the first is checked; each check says how far off the next one is, by the time that it
+    took and that of the steps since the one before, summed over all processes.
+    """
+
+    def __init__(self, every: int | None, device: torch.device) -> None:
+        self._every, self._device = every, device
+        self._step = self._next = self._checked = 0  # at hand, and of the checks around it
+        self._since = self._took = 0.0
+
+    def is_due(self, step: int, logged_every: float) -> bool:
+        """True if this step (the run's first is 1) is checked."""
+        if self._every is not None:
+            return self._every > 0 and step % self._every == 0
+        if not self._since:  # the first step of this process
+            self._since, self._checked = time.perf_counter(), step - 1
+        self._step = step
+        return step >= self._next and step % max(1, int(logged_every)) == 0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time of a part of a check, without that of what the device still has to do."""
+        self._synchronize()
+        begin = time.perf_counter()
+        yield
+        self._synchronize()
+        self._took += time.perf_counter() - begin
+
+    def checked(self) -> None:
+        """Set when the next check is due, after that of the step at hand."""
+        if self._every is None:
+            now = time.perf_counter()
+            device = self._device if world_size() > 1 else "cpu"
+            both = torch.tensor([self._took, now - self._since - self._took], device=device)
+            took, others = all_reduced(both).tolist()
+            of_a_step = max(others, 1e-9) / (self._step - self._checked)
+            self._next = self._step + max(1, math.ceil(took * (1 / _SHARE - 1) / of_a_step))
+            self._since, self._checked, self._took = now, self._step, 0.0
+
+    def _synchronize(self) -> None:
+        if self._every is None and self._device.type in ("cuda", "xpu"):
+            getattr(torch, self._device.type).synchronize()
+
+
+class StepWatch(TrainerCallback):
+    """Watch the steps of a run; calls `on_undone` after the trust region has undone one."""
+
+    def __init__(
+        self,
+        pair: PairedGradients,
+        args: UnlearnConfig,
+        model: nn.Module,
+        sides: Sequence[str] = SIDES,
+        on_undone: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._pair, self._args, self._sides, self._on_undone = pair, args, sides, on_undone
+        self._device = pair.parameters[0].device
+        self.passes = RepeatedPasses(model, self._device)  # of the step at hand, if it is checked
+        self.step: PairStep | None = None  # at hand; None if the run ended before it
+        self.figures: dict[str, float] = {}  # of its check
+        self.record = PromiseRecord()
+        self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
+        is_logged = args.logging_strategy == IntervalStrategy.STEPS
+        every = args.check_steps if is_logged else args.check_steps or 0
+        self.schedule = CheckSchedule(1 if self.trust else every, self._device)
+        self._losses: Mapping[str, Tensor] = {}
+        self._guard: StepGuard | None = None
+        self._rates: list[float] = []
+        self._scaler: Any = None
+        self._scaling: dict[str, Any] | None = None
+
+    def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+        """Sides whose gradients `combine` is to keep for the step to come."""
+        is_plain = is_plain_descent(optimizer, self._pair.parameters)
+        can_keep, corrects = self._pair.can_keep, self._args.correct_steps
+        if not can_keep and not is_plain:
+            self.passes.clear()  # only both gradients would tell what became of g*
+        measures = bool(self.passes) and (corrects or not is_plain) and can_keep
+        self._guard = None
+        if corrects or measures or self.trust is not None:
+            sides = self.passes.sides if measures else ()
+            self._guard = StepGuard(self._pair, optimizer, correct_steps=corrects, keep=sides)
+        return () if self._guard is None else self._guard.keep
+
+    def take(self, step: PairStep | None, losses: Mapping[str, Tensor], scaler: Any = None) -> None:
+        """Take the step at hand, None if the run ends, and its losses; the optimizer comes next."""
+        self.step, self._losses, self._scaler, self.figures = step, losses, scaler, {}
+        if not self.is_taken:
+            self.passes.clear()
+
+    @property
+    def is_taken(self) -> bool:
+        """True if the step at hand moves the weights."""
+        return self.step is not None and self.step.decision == "step"
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        """Prepare for the optimizer to move the weights."""
+        # the loss scaler would take a step that was not taken for an overflow, and lower its scale
+        step, scaler = self.step, self._scaler
+        innocent = step is None or (step.decision != "step" and step.finite)
+        is_scaled = scaler is not None and scaler.is_enabled()
+        self._scaling = scaler.state_dict() if innocent and is_scaled else None
+        if step is None or not self.is_taken:
+            return
+        self._optimizer = optimizer
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        if self.trust is not None:
+            for group in optimizer.param_groups:
+                group["lr"] *= self.trust.scale
+        with self._timed():
+            if self.passes:
+                is_rounded = self._args.bf16 or self._args.fp16 or self.passes.are_exacter
+                self._before = self._summed(self.passes.losses() if is_rounded else self._losses)
+            if self._guard is not None:
+                self._guard.before(step)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure what the optimizer did; undo a step that realised nothing of its promise."""
+        if self._scaling is not None:
+            self._scaler.load_state_dict(self._scaling)
+        if self.step is None or not self.is_taken:
+            return
+        is_undone = False
+        with self._timed():
+            corrected = None if self._guard is None else self._guard.after().corrected
+            if corrected is not None:
+                self.figures["corrected_share"] = corrected.double().mean().item()
+            if self.passes:
+                is_undone = self._judge(self.step)
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
+        if self._guard is not None:
+            self._guard.release()
+        if self.passes:
+            self.schedule.checked()
+        self.passes.clear()
+        if is_undone:
+            self.step = replace(self.step, decision="skip", reason="it did not do what it promised")
+            self._on_undone()
+
+    def _timed(self) -> AbstractContextManager[None]:
+        return self.schedule.timed() if self.passes else nullcontext()
+
+    def _judge(self, step: PairStep) -> bool:
+        """Compare promise and outcome; return True if the trust region undid the step."""
+        outcome, is_undone = self._outcome(step), False
+        if self.trust is not None and self._guard is not None:
+            self.figures["trust_scale"] = self.trust.scale
+            is_undone = outcome.is_told and not self.trust.update(outcome.trust)
+            if is_undone:
+                self._guard.undo()
+        for side, promised in outcome.promised.items():
+            self.figures[f"first_order_{side}_change"] = promised
+            self.figures[f"realised_{side}_change"] = outcome.realised[side]
+        self.figures["rounding"] = outcome.noise
+        if outcome.kept is not None:
+            self.figures["promise_kept"] = float(outcome.kept)
+        self.figures["trust"] = outcome.trust if math.isfinite(outcome.trust) else -math.inf
+        if not is_undone:
+            self.record.add(outcome)
+        return is_undone
+
+    def _outcome(self, step: PairStep) -> StepOutcome:
+        """Promise and outcome of the step, in one transfer."""
+        constraint = step.weights.constraint
+        clip: dict[str, Tensor] = dict(zip(SIDES, step.clip, strict=True))
+        norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
+        after = self._summed(self.passes.losses())
+        changes, length, demand = self._first_order(step, clip, tuple(after))
+        constrained = None if constraint is None else constraint.constrained
+        demand = torch.zeros(()) if constrained is None else demand / clip[constrained]
+        tensors = {"length": length, "demand": demand}
+        for side, loss in after.items():
+            tensors |= {f"{side} promised": changes[side], f"{side} norm": norms[side]}
+            tensors |= {f"{side} realised": loss - self._before[side], f"{side} loss": loss}
+        read = read_at_once(tensors)
+        # the losses are float32 means: below a few of their last digits nothing can be told
+        largest = max(1e-3, *(abs(read[f"{side} loss"]) for side in after))
+        return StepOutcome(
+            promised={side: read[f"{side} promised"] for side in after},
+            realised={side: read[f"{side} realised"] for side in after},
+            reach={side: read[f"{side} norm"] * read["length"] for side in after},
+            constrained=constrained,
+            demand=read["demand"],
+            noise=8 * _FLOAT32 * largest + self.passes.roughness(),
+        )
+
+    def _first_order(
+        self, step: PairStep, clip: Mapping[str, Tensor], sides: tuple[str, ...]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """g·Δw by side, ‖Δw‖, and the demand on the clipped loss, 0 without; all 0-dim.
+
+        By the guard, if it measured them on the weights; else by the Gram of plain descent.
+        """
+        rate, constraint = float(self._optimizer.param_groups[0]["lr"]), step.weights.constraint
+        demand = torch.zeros(()) if constraint is None else rate * constraint.clipped_demand
+        if self._guard is not None and set(sides) <= set(self._guard.keep):
+            taken = self._guard.taken
+            changes = {side: getattr(taken, f"{side}_change") for side in sides}
+            return changes, taken.length, demand if taken.demand is None else taken.demand.sum()
+        changes = {side: getattr(step, f"promised_{side}_change") for side in sides}
+        changes = {side: rate * change / clip[side] for side, change in changes.items()}
+        return changes, rate * step.combined_sq.sum().sqrt(), demand
+
+    def _summed(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sum over all processes; with split pairing each has one side's."""
+        none = torch.zeros((), device=self._device)
+        return {side: all_reduced(losses.get(side, none).double()) for side in self._sides}
+
+    def step_figures(self) -> dict[str, float]:
+        """Figures of the step, in one transfer, and of its check; losses alone if the run ended."""
+        losses, step, sides = self._summed(self._losses), self.step, self._sides
+        tensors = {f"{side}_loss": losses[side] for side in sides}
+        if step is not None:
+            norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
+            tensors |= {f"{side}_norm": norms[side] for side in sides}
+            if len(sides) == 2:
+                tensors |= {"kappa": step.kappa, "cos": step.cos}
+            changes = [f"promised_{side}_change" for side in ("retain", "forget")]
+            tensors |= {name: getattr(step, name) for name in changes}
+            constraint, direct_share = step.weights.constraint, step.direct_share
+            if constraint is not None and direct_share is not None:
+                tensors |= {name: getattr(constraint, name) for name in _OF_A_CONSTRAINT}
+                tensors["direct_share"] = direct_share
+        return read_at_once(tensors) | self.figures
+
+    def block_figures(self) -> dict[str, list[float] | None]:
+        """cosθ_i and ‖Δw_i‖ of the step by block, [L]; None for what is not known."""
+        step, tensors = self.step, {}
+        if step is not None and len(self._sides) == 2:
+            tensors["cos"] = step.gram.cos
+        if step is not None and self.is_taken:
+            if self._guard is not None:
+                tensors["change"] = self._guard.taken.lengths
+            elif is_plain_descent(self._optimizer, self._pair.parameters):
+                tensors["change"] = self._rates[0] * step.combined_sq.sqrt()
+        return {"cos": None, "change": None} | read_at_once(tensors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint, as JSON holds it."""
+        scale = None if self.trust is None else self.trust.scale
+        return {"record": asdict(self.record), "trust_scale": scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.record = PromiseRecord(**state["record"])
+        if self.trust is not None and state["trust_scale"] is not None:
+            self.trust.scale = state["trust_scale"]
+
+
+def is_plain_descent(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """True if the step of all these is -η g*, so that its promise needs no look at the weights."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+    groups = inner.param_groups
+    stepped = {id(p) for group in groups for p in group["params"]}
+    if type(inner) is not torch.optim.SGD or not all(id(p) in stepped for p in parameters):
+        return False
+    others = ("momentum", "weight_decay", "maximize")
+    is_bare = not any(group[name] for group in groups for name in others)
+    return is_bare and all(group["lr"] == groups[0]["lr"] for group in groups)
+
+
+def read_at_once(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Read tensors of one shape as numbers; those on the device come in one transfer."""
+    found: dict[str, Any] = {}
+    for on_host in (True, False):
+        there = {k: v for k, v in tensors.items() if (v.device.type == "cpu") is on_host}
+        if there:
+            device = next(iter(there.values())).device
+            values = torch.stack([v.detach().to(device, torch.float64) for v in there.values()])
+            found |= dict(zip(there, values.tolist(), strict=True))
+    return {key: found[key] for key in tensors}
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put back what a pass in training mode moves, such as running statistics."""
+    moving = [(buffer, buffer.clone()) for buffer in model.buffers()] if model.training else []
+    try:
+        yield
+    finally:
+        for buffer, value in moving:
+            buffer.copy_(value)

@@ -1,9 +1,25 @@
-"""Training that resumes bit by bit after any interruption, and training of the original model."""
+"""Training that resumes bit by bit after any interruption, and training of the original model.
+
+A checkpoint is whole or not there:
+
+    checkpoint-12/
+        config.json model.safetensors ...   from `save_pretrained`, so that it opens as a model
+        rest.safetensors                    tensors that those files lack, if any
+        run.json start.pt ...               state of the run beyond model and optimizer
+        optimizer.pt scheduler.pt ...       tensors and plain values, read with weights_only
+        trainer_state.json
+        manifest.json                       size and SHA-256 of every file
+
+transformers writes into a staging folder; `Checkpoints` adds the manifest and renames. Several
+processes, sharded or not, write what one writes, so a run resumes in any number and any layout.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -17,13 +33,22 @@ from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallba
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
-from hamu.core.distributed import all_reduced, is_main, is_sharded, world_size
+from hamu.core.distributed import all_reduced, barrier, from_main, is_main, is_sharded, world_size
 from hamu.data.images import collate
+from hamu.data.sources import reading
 from hamu.errors import HamuError, first_line
-from hamu.files import CHECKPOINT, TRAINER_STATE
+from hamu.files import (
+    CHECKPOINT,
+    MANIFEST,
+    TRAINER_STATE,
+    file_digest,
+    is_of_disk,
+    remove_whole,
+    replace_folder,
+    sync,
+)
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
-from hamu.unlearning.trainer.checkpoints import Checkpoints, damage_of, restoring
 from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
 from hamu.unlearning.trainer.evaluations import check_is_measured
 from hamu.unlearning.trainer.logs import silence, stand_between
@@ -60,6 +85,117 @@ if _missing:
     )
 
 
+class Checkpoints:
+    """Checkpoints in the folder of one run."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._written = 0  # step of the last one
+
+    def path(self, step: int) -> Path:
+        """Place of the checkpoint of a step."""
+        return self._folder / f"{CHECKPOINT}{step}"
+
+    @contextmanager
+    def writing(self, step: int) -> Iterator[Path]:
+        """Folder to write into, the checkpoint of this step once all processes have written."""
+        staged: Path | None = None
+        try:
+            staged = Path(from_main(self._stage))
+            inside = staged / f"{CHECKPOINT}{step}"  # the name that transformers gives it
+            inside.mkdir(exist_ok=True)
+            yield inside
+            barrier()
+            if is_main():
+                seal(inside)
+                replace_folder(inside, self.path(step))
+                sync(self._folder)
+        except BaseException as error:
+            if is_of_disk(error):
+                raise HamuError(
+                    f"the checkpoint of step {step} cannot be written into {self._folder}: "
+                    f"{first_line(error)}; make room, and go on from the one before with --resume"
+                ) from error
+            raise
+        finally:
+            if is_main() and staged is not None:
+                shutil.rmtree(staged, ignore_errors=True)
+        self._written = step
+        barrier()
+
+    def _stage(self) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for left in self._folder.glob(f".{CHECKPOINT}*"):  # of an interrupted write
+            shutil.rmtree(left)
+        return tempfile.mkdtemp(dir=self._folder, prefix=f".{CHECKPOINT}")
+
+    def limit(self, most: int | None, best: str | None) -> None:
+        """Remove the oldest beyond `save_total_limit`; the newest and the best stay, and count."""
+        if not most or most < 0 or not is_main():
+            return
+        ours = [(step <= self._written, step, path) for step, path in self._found(ours=True)]
+        names = [path.name for *_, path in sorted(ours)]  # first those of an earlier run
+        protected = {names[-1], Path(best or "").name}
+        removable = [name for name in names if name not in protected]
+        for name in removable[: max(0, len(names) - most)]:
+            remove_whole(self._folder / name)
+
+    def newest(self) -> tuple[Path | None, list[str]]:
+        """Newest whole checkpoint, None if there is none; and the damage of each newer one."""
+
+        def find() -> tuple[Path | None, list[str]]:
+            damages: list[str] = []
+            for _, path in reversed(self._found()):
+                damage = damage_of(path)
+                if damage is None:
+                    return path, damages
+                damages.append(f"{path} is damaged: {damage}")
+            return None, damages
+
+        return from_main(find)
+
+    def remove_after(self, path: Path | None) -> None:
+        """Remove the checkpoints newer than this one, without one all; other programs' stay."""
+        step = -1 if path is None else int(path.name.removeprefix(CHECKPOINT))
+        for newer, found in self._found(ours=True):
+            if newer > step:
+                remove_whole(found)
+
+    def _found(self, *, ours: bool = False) -> list[tuple[int, Path]]:
+        """Step and folder of each, oldest first; of other programs have files and no manifest."""
+        return sorted(
+            (int(step), path)
+            for path in self._folder.glob(f"{CHECKPOINT}*")
+            if path.is_dir() and (step := path.name.removeprefix(CHECKPOINT)).isdecimal()
+            if not ours or (path / MANIFEST).is_file() or not any(path.iterdir())
+        )
+
+
+def damage_of(path: Path) -> str | None:
+    """Damage of a checkpoint, None if it is as it was written."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text("utf-8"))
+        damaged = [name for name, entry in manifest.items() if entry != _entry(path / name)]
+    except (ValueError, AttributeError, RecursionError):
+        return f"its {MANIFEST} cannot be read"
+    except OSError as error:
+        return f"{Path(error.filename).name} is missing"
+    return f"{damaged[0]} is not as it was written" if damaged else None
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest, and flush all files to the disk."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    listed = {str(path.relative_to(folder)): _entry(path) for path in files}
+    (folder / MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
+    for path in (*files, folder / MANIFEST, folder):
+        sync(path)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": file_digest(path)}
+
+
 class ResumableTrainer(Trainer):
     """transformers' Trainer with the checkpoints of `Checkpoints`.
 
@@ -78,16 +214,14 @@ class ResumableTrainer(Trainer):
     train_dataset: Any
 
     def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
-        self.interrupted_by = ""
-        self.was_interrupted = False
-        self.resumed_from = ""
+        self.interrupted_by = self.resumed_from = ""
+        self.was_interrupted = self._held = False
         processing = kwargs.get("processing_class")
         self.beside_model: list[Any] = [] if processing is None else [processing]
         self.before_saving: Callable[[], Any] = lambda: None
         self.checkpoints = Checkpoints(str(args.output_dir))
         self._staged: Path | None = None
         self._saved_step = self._passed_step = -1
-        self._held = False
         super().__init__(model, args, **kwargs)
         stand_between(self, kwargs.get("callbacks") or [], own_options(type(args)))
 
@@ -123,13 +257,15 @@ class ResumableTrainer(Trainer):
         return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the optimizer."""
-        with _making("optimizer", "optim", self.args.optim):
+        """Make the optimizer; a library's refusal names the option."""
+        name = getattr(self.args.optim, "value", self.args.optim)
+        with reading(f"the optimizer {name} cannot be made", "; choose another --optim"):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the schedule."""
-        with _making("schedule", "lr_scheduler_type", self.args.lr_scheduler_type):
+        """Make the schedule; a library's refusal names the option."""
+        name = getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type)
+        with reading(f"the schedule {name} cannot be made", "; choose another --lr_scheduler_type"):
             return super().create_scheduler(*args, **kwargs)
 
     @property
@@ -271,10 +407,15 @@ class ResumableTrainer(Trainer):
         self._saved_step = state.global_step
         self.checkpoints.limit(self.args.save_total_limit, state.best_model_checkpoint)
 
+    def _restoring(self, checkpoint: object) -> AbstractContextManager[None]:
+        """Name a checkpoint that is whole, but of another model or version."""
+        failure = f"the checkpoint {checkpoint} cannot be restored"
+        return reading(failure, "; resume from an older one")
+
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        with restoring(folder := Path(resume_from_checkpoint)):
+        with self._restoring(folder := Path(resume_from_checkpoint)):
             load_tensors(self.model, folder)
             self.load_more(folder)
             self.load_run_state(run_state_of(folder))
@@ -296,7 +437,7 @@ class ResumableTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        with restoring(checkpoint):
+        with self._restoring(checkpoint):
             if not is_sharded(self.model):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 return
@@ -308,7 +449,7 @@ class ResumableTrainer(Trainer):
             self.lr_scheduler.load_state_dict(torch.load(folder / _SCHEDULER, weights_only=True))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with restoring(str(checkpoint)):
+        with self._restoring(checkpoint):
             super()._load_rng_state(checkpoint)
 
 
@@ -318,23 +459,11 @@ def run_state_of(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def _making(what: str, option: str, choice: Any) -> Iterator[None]:
-    """Refuse settings that a library refuses, before anything is written."""
-    try:
-        yield
-    except (ImportError, ValueError, TypeError, RuntimeError, KeyError) as error:
-        name = getattr(choice, "value", choice)
-        raise HamuError(
-            f"the {what} {name} cannot be made: {first_line(error)}; choose another --{option}"
-        ) from error
-
-
 def train_original(
     model: Any,
     data: Dataset[Any],
     args: TrainConfig,
-    collator: Callable[[Any], Mapping[str, Any]] | None = None,
+    collator: Callable[[Any], Mapping[str, Any]] = collate,
     callbacks: list[TrainerCallback] | None = None,
     eval_data: Dataset[Any] | None = None,
     *,
@@ -362,10 +491,7 @@ def train_original(
             "an evaluation needs test data; give --test_data, or leave out --eval_strategy and "
             "--eval_on_start"
         )
-    if args.channels_last:
-        to_channels_last(model)
-    if checkpoints_activations(args):
-        let_gradients_through(model)
+    set_up_layers(model, args, channels_last=args.channels_last)
     is_text = "input_ids" in data[0]
     if evaluates and args.metric_for_best_model is not None:
         check_is_measured(args.metric_for_best_model, ["loss"] if is_text else ["loss", "accuracy"])
@@ -373,7 +499,7 @@ def train_original(
     trainer = ResumableTrainer(
         model,
         args,
-        data_collator=collator or collate,
+        data_collator=collator,
         train_dataset=data,
         eval_dataset=eval_data,
         compute_metrics=None if is_text else _accuracy,
@@ -397,18 +523,22 @@ def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
     return {"accuracy": float(hits.mean())}
 
 
-def to_channels_last(model: Any) -> None:
-    """Put two-dimensional convolutions in channels-last order, unless others are among them."""
-    if all(p.dim() <= 4 for p in model.parameters()):
-        model.to(memory_format=torch.channels_last)
-
-
-def let_gradients_through(model: Any) -> None:
-    """With an adapter, let gradients pass checkpointed layers: else they end at its embeddings."""
+def set_up_layers(model: Any, args: TrainConfig, *, channels_last: bool) -> None:
+    """Order a model's convolutions, and let gradients pass its checkpointed layers."""
+    if channels_last:
+        to_channels_last(model)
+    if not checkpoints_activations(args):
+        return
     if not getattr(model, "supports_gradient_checkpointing", True):
         raise HamuError(
             f"{type(model).__name__} cannot recompute activations; leave out "
             f"--gradient_checkpointing"
         )
-    if hasattr(model, "peft_config"):
+    if hasattr(model, "peft_config"):  # else gradients would end at the frozen embeddings
         model.enable_input_require_grads()
+
+
+def to_channels_last(model: Any) -> None:
+    """Put two-dimensional convolutions in channels-last order, unless others are among them."""
+    if all(p.dim() <= 4 for p in model.parameters()):
+        model.to(memory_format=torch.channels_last)

@@ -22,9 +22,7 @@ from hamu.unlearning.stop_reason import StopReason
 
 
 def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **data: Any) -> None:
-    """Check that the first item of each data set, or the batch that a user's own collator makes of
-    it, is a mapping with labels and inputs.
-    """
+    """Check that a first item, or what a user's own collator makes of it, has inputs and labels."""
     inputs = {"pixel_values", "input_ids", getattr(model, "main_input_name", "pixel_values")}
 
     def is_usable(item: Any) -> bool:
@@ -71,8 +69,9 @@ class SideLosses:
     """Objectives of both sides, by name as `UnlearnConfig.objectives` has them."""
 
     def __init__(self, model: nn.Module, objectives: Mapping[str, str | None]) -> None:
-        named = {side: name for side, name in objectives.items() if name is not None}
-        self._objectives = {side: build_objective(name) for side, name in named.items()}
+        self._objectives = {
+            side: build_objective(name) for side, name in objectives.items() if name is not None
+        }
         needs_original = any(one.needs_original for one in self._objectives.values())
         self.original = OriginalModel(model) if needs_original else None
 
@@ -100,10 +99,14 @@ class SideLosses:
         self, batches: Sequence[Mapping[str, Any]], device: torch.device
     ) -> dict[str, Tensor | int]:
         """By side, the count of a whole step: over its accumulated batches and all processes."""
-        counts: dict[str, Tensor | int] = {}
-        for side in self._objectives:
-            there = [batch for batch in batches if side in batch]
-            counts[side] = sum(self.count(side, one[side]) * one.get(WEIGHT, 1.0) for one in there)
+        counts: dict[str, Tensor | int] = {
+            side: sum(
+                self.count(side, batch[side]) * batch.get(WEIGHT, 1.0)
+                for batch in batches
+                if side in batch
+            )
+            for side in self._objectives
+        }
         if world_size() == 1:
             return counts
         both = torch.stack([torch.as_tensor(c, dtype=torch.float64) for c in counts.values()])
@@ -140,16 +143,15 @@ class EarlyEnds:
         # both sides in every process, as with split pairing each has one
         found = all_reduced(torch.stack([self._sums.get(side, none) for side in SIDES])).tolist()
         self._sums.clear()
-        forget, retain = (loss / n if n else None for loss, n in reversed(found))
-        least, most = self.min_forget_loss, self.max_forget_loss
-        if forget is not None:
-            text = f"the forget loss of a step, {forget:.4g},"
-            if most is not None and most <= forget < math.inf:
-                return StopReason("target", f"{text} has reached {most:g}")
-            if least is not None and forget < least:
-                return StopReason("no forgetting", f"{text} is below {least:g}")
-        limit = self.max_retain_loss
-        if retain is not None and limit is not None and retain > limit:
-            text = f"the retain loss of a step, {retain:.4g}, is above {limit:g}"
+        # a side without records has a loss of NaN, which is neither above nor below anything
+        forget, retain = (loss / n if n else math.nan for loss, n in reversed(found))
+        most, least, above = self.max_forget_loss, self.min_forget_loss, self.max_retain_loss
+        text = f"the forget loss of a step, {forget:.4g},"
+        if most is not None and most <= forget < math.inf:
+            return StopReason("target", f"{text} has reached {most:g}")
+        if least is not None and forget < least:
+            return StopReason("no forgetting", f"{text} is below {least:g}")
+        if above is not None and retain > above:
+            text = f"the retain loss of a step, {retain:.4g}, is above {above:g}"
             return StopReason("retain loss", text)
         return None

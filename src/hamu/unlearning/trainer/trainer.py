@@ -39,7 +39,7 @@ from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
 from hamu.unlearning.goals import AnyPredictions, Standing
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.stop_reason import ALL_DONE, StopReason
-from hamu.unlearning.trainer.config import UnlearnConfig, checkpoints_activations
+from hamu.unlearning.trainer.config import UnlearnConfig
 from hamu.unlearning.trainer.evaluations import (
     Evaluations,
     load_start_predictions,
@@ -47,14 +47,9 @@ from hamu.unlearning.trainer.evaluations import (
     set_figures,
 )
 from hamu.unlearning.trainer.logs import print_lines, silence
-from hamu.unlearning.trainer.resumable import (
-    ResumableTrainer,
-    let_gradients_through,
-    run_state_of,
-    to_channels_last,
-)
+from hamu.unlearning.trainer.promise import StepWatch
+from hamu.unlearning.trainer.resumable import ResumableTrainer, run_state_of, set_up_layers
 from hamu.unlearning.trainer.sides import EarlyEnds, ShareSampler, SideLosses, check_items
-from hamu.unlearning.trainer.watch import StepWatch
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
@@ -117,19 +112,18 @@ class UnlearnTrainer(ResumableTrainer):
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
-        own = [side_of_process(rank(), world_size())] if self._is_split else self.sides
-        self._own_sides = own
+        self._own_sides = [side_of_process(rank(), world_size())] if self._is_split else self.sides
         pairs = PairedDataset(
             retain_dataset,
             forget_dataset,
-            sides=own,
+            sides=self._own_sides,
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
         )
         data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
         check_items(model, data_collator, **data)
-        self._find_batchnorms(model, args)
+        self._batchnorms = _batchnorms(model, args)
         self.evaluations = Evaluations(model, args, data_collator, **data)
         self._set_up(model, method, args)
         self.goal_run = GoalRun(
@@ -144,35 +138,31 @@ class UnlearnTrainer(ResumableTrainer):
         )
         kwargs |= {"train_dataset": pairs, "eval_dataset": self.evaluations.sets["retain"]}
         super().__init__(model, args, data_collator=PairCollator(data_collator), **kwargs)
-        self._finish_set_up(kwargs)
-
-    def _find_batchnorms(self, model: nn.Module, args: UnlearnConfig) -> None:
-        kind = nn.modules.batchnorm._BatchNorm
-        self._batchnorms = [module for module in model.modules() if isinstance(module, kind)]
-        if self._is_split and self._batchnorms and not args.freeze_batchnorm:
-            raise HamuError(
-                "with split pairing a process sees one side alone, and its BatchNorm statistics "
-                "would be of that side; leave freeze_batchnorm on, or pairing at sequential"
-            )
+        if args.auto and args.max_steps <= 0:
+            args.max_steps = steps_of_a_run(args, len(pairs), self.global_batch)
+        print_lines(self, kwargs.get("callbacks") or [])
+        if self.optimizer is not None:  # one that was given
+            check_steps_all(self.optimizer, self.pair)
+        if self._is_split or args.shard:
+            # accelerate is to prepare the model for its precision, but not to average its gradients
+            prepare = partial(self.accelerator.prepare_model, evaluation_mode=True)
+            self.accelerator.prepare_model = prepare
+        for callback in filter(None, (self.watch, self.controller)):
+            self.add_callback(callback)
 
     def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
         """Make the parts of a step and their state."""
         self.pair = _prepared(model, method, args)
         self.side_losses = SideLosses(model, args.objectives())
-        self._early_ends = EarlyEnds(
-            args.min_forget_loss, args.max_retain_loss, args.max_forget_loss
-        )
+        limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
+        self._early_ends = EarlyEnds(*limits)
         self.watch = StepWatch(self.pair, args, model, self.sides, self._undone)
         self.lookahead: Lookahead | None = None
         if args.lasting:
-            rate = 3e-4 if is_text(self.evaluations.sets["retain"]) else 1e-3
-            self.lookahead = Lookahead(
-                model,
-                self.pair.parameters,
-                partial(_mean_loss, model),
-                rate=args.lookahead_rate or rate,
-                depth=args.lookahead_steps,
-            )
+            usual = 3e-4 if is_text(self.evaluations.sets["retain"]) else 1e-3
+            rate, depth = args.lookahead_rate or usual, args.lookahead_steps
+            loss = partial(_mean_loss, model)
+            self.lookahead = Lookahead(model, self.pair.parameters, loss, rate=rate, depth=depth)
         self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
         self.skip_reason, self.stop = "", ALL_DONE
         self.start_figures: dict[str, float] = {}
@@ -183,23 +173,6 @@ class UnlearnTrainer(ResumableTrainer):
         self._weights_are_earlier = self._causality_checked = False
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
         self._at = -1  # its number
-
-    def _finish_set_up(self, given: Mapping[str, Any]) -> None:
-        """Set up what the Trainer has made."""
-        args: UnlearnConfig = self.args
-        if args.auto and args.max_steps <= 0:
-            args.max_steps = steps_of_a_run(args, len(self.train_dataset), self.global_batch)
-        print_lines(self, given.get("callbacks") or [])
-        if self.optimizer is not None:  # one that was given
-            check_steps_all(self.optimizer, self.pair)
-        if self._is_split or args.shard:
-            # accelerate is to prepare the model for its precision, but not to average its gradients
-            self.accelerator.prepare_model = partial(
-                self.accelerator.prepare_model, evaluation_mode=True
-            )
-        self.add_callback(self.watch)
-        if self.controller is not None:
-            self.add_callback(self.controller)
 
     # The run: data, checkpoints, and its end.
 
@@ -254,10 +227,10 @@ class UnlearnTrainer(ResumableTrainer):
         if world_size() == 1:
             return super().get_train_dataloader()
         share, sharing = rank() % self._sharing, self._sharing
-        whole = self._train_batch_size * sharing
+        batch = self._train_batch_size * sharing
         loader: DataLoader[Any] = DataLoaderShard(
             self.train_dataset,
-            batch_sampler=ShareSampler(len(self.train_dataset), whole, share, sharing),
+            batch_sampler=ShareSampler(len(self.train_dataset), batch, share, sharing),
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
@@ -334,7 +307,8 @@ class UnlearnTrainer(ResumableTrainer):
         if self.lookahead is not None and not self._losses:  # once a step
             self.lookahead.advance(inputs["retain"], inputs["forget"])
         limits = self.goal_run.limits_of(inputs[POSITIONS]) if POSITIONS in inputs else None
-        is_checked = self.watch.is_due(self.state.global_step + 1, self.state.logging_steps)
+        step, logged_every = self.state.global_step + 1, self.state.logging_steps
+        is_checked = self.watch.schedule.is_due(step, logged_every)
         # DDP averages gradients over the processes, but each has only its part of the sum; split
         # pairing sums them
         scale = 1 if self._is_split else world_size()
@@ -342,13 +316,9 @@ class UnlearnTrainer(ResumableTrainer):
         for side in self._own_sides:
             batch = inputs[side]
             counts = num_items_in_batch or {side: self.side_losses.count(side, batch)}
-            loss_of = partial(
-                self._loss,
-                side=side,
-                batch=batch,
-                share=(inputs.get(WEIGHT, 1.0), counts[side]),
-                limits=limits if side == "forget" else None,
-            )
+            share = (inputs.get(WEIGHT, 1.0), counts[side])
+            its_limits = limits if side == "forget" else None
+            loss_of = partial(self._loss, side=side, batch=batch, share=share, limits=its_limits)
             if is_checked:
                 self.watch.passes.remember(side, partial(loss_of, self.model), counts[side])
             ahead = self.lookahead if side == "forget" else None
@@ -426,11 +396,8 @@ class UnlearnTrainer(ResumableTrainer):
         if step.should_stop:
             self._end_run(StopReason("infeasible" if is_infeasible else "criterion", step.reason))
         elif self.skips_in_a_row >= self.args.max_skips:
-            text = (
-                f"{self.skips_in_a_row} steps in a row could not be taken: {step.reason}. The "
-                f"weights are those of the last step that was{_REMEDIES.get(step.cause, '')}"
-            )
-            self._end_run(StopReason("skips", text))
+            text = f"{self.skips_in_a_row} steps in a row could not be taken: {step.reason}"
+            self._end_run(StopReason("skips", text + _REMEDIES.get(step.cause, "")))
 
     def _undone(self) -> None:
         """Count a step that was undone as skipped."""
@@ -499,14 +466,12 @@ class UnlearnTrainer(ResumableTrainer):
         start = self.start_figures = self.start_figures or found
         then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, found))
         gains = Gains.between(then, now)
-        found |= {"forget_gain": gains.forget, "retain_gain": gains.retain}
-        found["joint_gain"] = gains.joint
+        found |= {f"{name}_gain": getattr(gains, name) for name in ("forget", "retain", "joint")}
         metrics = {f"{prefix}_{key}": value for key, value in found.items()}
         if not is_known:
             self.log(dict(metrics))
-            self.control = self.callback_handler.on_evaluate(
-                self.args, self.state, self.control, metrics
-            )
+            run = (self.args, self.state, self.control)
+            self.control = self.callback_handler.on_evaluate(*run, metrics)
         return metrics
 
     def standings(self) -> dict[str, Standing]:
@@ -543,10 +508,8 @@ def _prepared(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGr
         shard(model, args.device.type)
     elif not hasattr(model, "hf_device_map"):
         model.to(args.device)
-    if args.channels_last and not args.shard:  # shards have the usual order
-        to_channels_last(model)
-    if checkpoints_activations(args):
-        let_gradients_through(model)
+    # shards have the usual order
+    set_up_layers(model, args, channels_last=args.channels_last and not args.shard)
     pair = PairedGradients(
         model,
         method,
@@ -559,6 +522,17 @@ def _prepared(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGr
     elif world_size() > 1 and not args.shard:
         pair.use(DataParallelLayout(pair.parameters, pair.block_of))
     return pair
+
+
+def _batchnorms(model: nn.Module, args: UnlearnConfig) -> list[nn.Module]:
+    kind = nn.modules.batchnorm._BatchNorm
+    found: list[nn.Module] = [one for one in model.modules() if isinstance(one, kind)]
+    if args.pairing == "split" and found and not args.freeze_batchnorm:
+        raise HamuError(
+            "with split pairing a process sees one side alone, and its BatchNorm statistics would "
+            "be of that side; leave freeze_batchnorm on, or pairing at sequential"
+        )
+    return found
 
 
 def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:
@@ -584,15 +558,8 @@ def quiet_trainer(
     retain_predictions: Any = None,
 ) -> UnlearnTrainer:
     """Make a trainer for this problem that prints nothing by itself."""
-    trainer = UnlearnTrainer(
-        model,
-        args,
-        retain_dataset=problem.retain,
-        forget_dataset=problem.forget,
-        test_dataset=problem.test,
-        data_collator=collator,
-        callbacks=callbacks,
-        retain_predictions=retain_predictions,
-    )
+    sets = {f"{name}_dataset": data for name, data in problem.sets().items()}
+    given = {"callbacks": callbacks, "retain_predictions": retain_predictions}
+    trainer = UnlearnTrainer(model, args, **sets, data_collator=collator, **given)
     silence(trainer)
     return trainer

@@ -1,0 +1,598 @@
+"""Tasks of images and of texts: read a problem, load models, fit data to them, report figures."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from hamu.data import (
+    ImageData,
+    TextCollator,
+    TextData,
+    TextRecords,
+    UnlearningData,
+    encode,
+    forget_sets,
+    images,
+    text,
+)
+from hamu.data.sources import DIGITS, MINIATURE, is_local, located
+from hamu.errors import HamuError
+from hamu.evaluation import (
+    classifier_report,
+    generate_answers,
+    predict,
+    predict_tokens,
+    privleak,
+    text_report,
+)
+from hamu.evaluation.membership import auc_of
+from hamu.evaluation.reports import further_figures
+from hamu.files import MERGED
+from hamu.models import classifiers, language, storage
+from hamu.unlearning.jobs.options import (
+    OF_AN_ADAPTER,
+    TOFU_SETS,
+    DataOptions,
+    EvaluateOptions,
+    OriginalOptions,
+    RunOptions,
+)
+from hamu.unlearning.jobs.settings import Settings
+from hamu.unlearning.record.inputs import Inputs, saved_model_entry, set_entries
+from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
+from hamu.unlearning.trainer.resumable import to_channels_last
+
+Problem = UnlearningData[Any]
+Figures = dict[str, Any]
+_WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
+_IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+
+
+def choose_task(settings: Settings, console: Console) -> Task:
+    """The task of `task_name`."""
+    if settings.of(RunOptions).trust_remote_code:
+        warning = "code that comes with a model is run, and can do all that you can"
+        console.print(warning, style="yellow")
+    is_text = task_name(settings.of(DataOptions)) == "text"
+    return TextTask(settings, console) if is_text else ImageTask(settings, console)
+
+
+def task_name(data: DataOptions) -> str:
+    """The task that --task names, or that the data's name shows: "image" or "text"."""
+    if data.task == "auto":
+        named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
+        has_columns = data.prompt_column is not None or data.answer_column is not None
+        return "text" if has_columns or any(map(text.is_text, named)) else "image"
+    if data.task not in ("image", "text"):
+        raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
+    return data.task
+
+
+class Task(ABC):
+    """One kind of data and model, with the options of a job.
+
+    Labels are numbered as by the saved model `classes_of`.
+    """
+
+    noun: str  # for its records
+    ways: tuple[str, ...]  # the options that name the forget set
+    bundled: str  # the data that come with this package
+    built_in: str  # names of the models that `hamu train` makes, a regular expression
+    configs: tuple[str, ...]  # a saved model has one of these files
+    reads: tuple[str, ...]  # the options of reading
+    collator: Callable[[Any], Mapping[str, Any]]
+    predictor: Callable[..., Any]
+    has_test_split: Callable[[str], bool]
+
+    def __init__(self, settings: Settings, console: Console) -> None:
+        self.settings, self.console, self.given = settings, console, settings.given
+        self.data, self.run = settings.of(DataOptions), settings.of(RunOptions)
+        self.args = settings.of(TrainConfig)
+        further = [one for one in settings.options if isinstance(one, OriginalOptions)]
+        self.original_model = further[0].original_model if further else None
+        self.classes_of = self.run.model
+        self.reading = {name: getattr(self.data, name) for name in self.reads}
+        self.trust: dict[str, Any] = {"trust_remote_code": self.run.trust_remote_code}
+        self._told: set[str] = set()
+
+    @abstractmethod
+    def read(self, source: str, split: str) -> Any:
+        """Read one data set."""
+
+    @abstractmethod
+    def new_model(self, name: str, train: Any) -> Any:
+        """A model to be trained on these records."""
+
+    @abstractmethod
+    def load_model(self, source: str, base: str | None = None) -> Any:
+        """A saved model as it is; the base model of an adapter where `base` says, if it does."""
+
+    @abstractmethod
+    def fitted(self, model: Any, *sets: Any) -> list[Any]:
+        """Training sets and then test data (None stays None) in the form that the model takes."""
+
+    @abstractmethod
+    def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
+        """The figures of a model, from its predictions for each set and a retain model's."""
+
+    def predict(self, model: Any, data: Any) -> Any:
+        """The model's predictions for a data set, in the precision of evaluations."""
+        with self.evaluation_precision():
+            return self.predictor(model, data, self.args.eval_batch_size, self.collator)
+
+    def beside_model(self) -> list[Any]:
+        """Parts to save with a model, so that it can be opened again."""
+        return []
+
+    def start_model(self, source: str) -> Any:
+        """A saved model, ready to be changed."""
+        return self.load_model(source)
+
+    def base_of(self, source: str, base: str | None = None) -> str | None:
+        """The base model, if a saved model is an adapter; see `load_model`."""
+        return None
+
+    def dtype(self) -> str:
+        """Name of the type in which models are loaded."""
+        return "float32"
+
+    def settle_adapter(self) -> None:
+        """Check the settings of a new adapter, and put those of a saved one in their place."""
+        return
+
+    def save_merged(self, folder: RunFolder, model: Any) -> None:
+        """Save the adapter merged into its model, if asked for; the model is used up."""
+        return
+
+    def tell(self, said: str) -> None:
+        """Print a line, once for all models."""
+        if said not in self._told:
+            self.console.print(said, soft_wrap=True)
+            self._told.add(said)
+
+    def is_built_in(self, model: str) -> bool:
+        """True if `hamu train` makes a new model by this name, whatever folder is called so."""
+        return re.fullmatch(self.built_in, model) is not None
+
+    def named_models(self) -> dict[str, str]:
+        """The models of this job that are named, by role."""
+        run = self.run
+        named = {"model": run.model, "retain": run.retain_model, "original": self.original_model}
+        return {role: name for role, name in named.items() if name is not None}
+
+    def check_models(self) -> None:
+        """Check that the named models are there, before any of them is loaded."""
+        for name in self.named_models().values():
+            storage.check_is_saved(name, self.configs)
+
+    def folder(self, *, resume: bool = False) -> RunFolder:
+        """The output folder."""
+        place, overwrite = str(self.args.output_dir), self.run.overwrite
+        return RunFolder(place, overwrite=overwrite, resume=resume, sources=self.sources())
+
+    def start(self, *, resume: bool = False) -> tuple[RunFolder, Problem]:
+        """The output folder and the problem, of a command that has a model."""
+        if self.run.model is None:
+            raise HamuError("name the model with --model: one of hamu train, or hub:OWNER/NAME")
+        folder, problem = self.folder(resume=resume), self.problem()
+        self.check_models()
+        return folder, problem
+
+    def problem(self) -> Problem:
+        """Read the training and test data and divide them as the options say."""
+        data, way = self.data, self.chosen_by()
+        sets = self.train_and_test()
+        if way == "forget_class":
+            name, seed = str(data.forget_class), data.forget_seed
+            problem: Problem = forget_sets.forget_class(*sets, name, data.rho, seed)
+        elif way == "forget_data":
+            forget = self.read(self.located(str(data.forget_data)), "train")
+            problem = forget_sets.forget_data(*sets, forget, data.allow_missing)
+        elif way == "forget_rows":
+            rows = forget_sets.parse_rows(str(data.forget_rows))
+            problem = forget_sets.forget_rows(*sets, rows)
+        else:
+            rows = forget_sets.matching(sets[0], str(data.forget_filter))
+            if not rows:
+                raise HamuError(f"the forget set is empty: no record has {data.forget_filter}")
+            problem = forget_sets.forget_rows(*sets, rows)
+        self._warn(problem, 0 if way == "forget_data" else problem.copies())
+        return problem
+
+    def _warn(self, problem: Problem, copies: int) -> None:
+        """Name records that are in the sets, but should not be."""
+        noun, forget = self.noun, len(problem.forget)
+        for count, said in (
+            (problem.not_found, f"of {forget} {noun} to forget are not found in {self.data.data}"),
+            (copies, f"{noun} to retain equal some to forget; --forget_data takes out all copies"),
+            (problem.known_tests(), f"test {noun} are among those to retain or to forget"),
+        ):
+            if count:
+                self.tell(f"warning: {count} {said}")
+
+    def announce(self, problem: Problem, more: str) -> None:
+        """Name the sets of a problem."""
+        forget = f"forget {len(problem.forget)} {self.noun} ({problem.forget_name})"
+        self.console.print(f"{forget}, retain {len(problem.retain)}{more}")
+
+    def chosen_by(self) -> str:
+        """The one option that names the forget set."""
+        chosen = [name for name in _WAYS if getattr(self.data, name) is not None]
+        if len(chosen) != 1 or chosen[0] not in self.ways:
+            flags = ", ".join(f"--{name}" for name in self.ways)
+            given = " and ".join(f"--{name}" for name in chosen) or "nothing"
+            raise HamuError(f"say what to forget of {self.noun} with one of {flags}; got {given}")
+        for name, way in (("rho", "forget_class"), ("allow_missing", "forget_data")):
+            if getattr(self.data, name) and chosen != [way]:
+                raise HamuError(f"{name} is for --{way}; leave it out with --{chosen[0]}")
+        return chosen[0]
+
+    def train_and_test(self) -> tuple[Any, Any]:
+        """The training data, and the test data or None."""
+        data, place = self.data, self.data.data_dir
+        if data.data is None:
+            known = f"{self.bundled}, a file, a folder, or hub:OWNER/NAME"
+            raise HamuError(f"name the training data with --data: {known}")
+        named = [name for name in (data.data, data.test_data, data.forget_data) if name is not None]
+        if place is not None and not any(map(self.is_local, named)):
+            raise HamuError(f"--data_dir {place} has no effect on {' and '.join(named)}")
+        source = self.located(data.data)
+        train = self.read(source, "train")
+        if data.test_data is not None:
+            return train, train.matched(self.read(self.located(data.test_data), "test"))
+        has_test = self.has_test_split(source)
+        return train, train.matched(self.read(source, "test")) if has_test else None
+
+    def data_sources(self) -> list[str]:
+        """The places that the problem is read from."""
+        data = self.data
+        named = (data.data, data.test_data, data.forget_data)
+        found = [self.located(name) for name in named if name is not None]
+        is_file = data.forget_rows and not forget_sets.lists_rows(data.forget_rows)
+        return [*found, str(data.forget_rows)] if is_file else found
+
+    def sources(self) -> tuple[str, ...]:
+        """The local files and folders that are read, which no run may write into."""
+        models = [*self.named_models().values(), self.run.base_model, self.run.tokenizer]
+        if self.classes_of is None:  # a new model
+            models.remove(self.run.model)
+        models += [language.adapter_base(model) for model in models if model is not None]
+        further = [one for one in self.settings.options if isinstance(one, EvaluateOptions)]
+        tofu = [getattr(one, name) for one in further for name in TOFU_SETS]
+        found = [*self.data_sources(), *(self.located(name) for name in tofu if name), *models]
+        return tuple(name for name in found if name is not None and self.is_local(name))
+
+    def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
+        """Digests of the sets and saved models that a run reads, by role; None for none."""
+        entries: dict[str, Any] = {}
+        for name, data in sets.items():
+            entries |= set_entries(name, data)
+        for name, source in models.items():
+            entry = None if source is None else saved_model_entry(source, self.base_of(source))
+            entries[f"{name} model"] = entry
+        return entries
+
+    def inputs_of(self, problem: Problem, of: tuple[str, ...] = ("original", "retain")) -> Inputs:
+        """Digests of a problem, and of the original model and the retain model."""
+        sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
+        models = {"original": self.run.model, "retain": self.run.retain_model}
+        return self.inputs(sets, {role: models[role] for role in of})
+
+    def fitted_problem(self, model: Any, problem: Problem) -> Problem:
+        """All sets of a problem in the form that the model takes."""
+        retain, forget, test = self.fitted(model, problem.retain, problem.forget, problem.test)
+        return replace(problem, retain=retain, forget=forget, test=test)
+
+    def on_device(self, model: Any) -> Any:
+        """The model on the device; channels last as in training, which changes the last digits."""
+        model = model.to(self.args.device)
+        if self.args.channels_last:
+            to_channels_last(model)
+        return model
+
+    def predictions(
+        self,
+        source: str,
+        problem: Problem,
+        most: int | None = None,
+        base: str | None = None,
+        *,
+        only: Collection[str] = ("retain", "forget", "test"),
+    ) -> tuple[Any, Figures]:
+        """A saved model, and its predictions for each set: for `most` records, else `limit`."""
+        model, found = self.on_device(self.load_model(source, base)), {}
+        for name, data in self.fitted_problem(model, problem).sets().items():
+            if name in only:
+                count = self.limit(name) if most is None else most
+                some = forget_sets.subset(data, count, self.args.seed)
+                found[name] = self.predict(model, some)
+        return model, found
+
+    def limit(self, name: str) -> int | None:
+        """The most records of a set that evaluations look at; None for all.
+
+        Those are all of a forget set whose records each have a loss to reach.
+        """
+        args = self.args
+        if not isinstance(args, UnlearnConfig):
+            return None
+        is_whole = name == "forget" and args.forget_objective == "bounded"
+        return None if is_whole else args.max_eval_samples
+
+    def evaluates_in_half(self) -> bool:
+        """True if evaluations run under autocast, as training does."""
+        full = isinstance(self.args, UnlearnConfig) and self.args.full_precision_eval
+        return (self.args.bf16 or self.args.fp16) and not full
+
+    def evaluation_precision(self) -> AbstractContextManager[None]:
+        """Precision of evaluations; the forward of a trained model has autocast already."""
+        half = torch.float16 if self.args.fp16 else torch.bfloat16
+        return torch.autocast(self.args.device.type, half, enabled=self.evaluates_in_half())
+
+    def located(self, source: str) -> str:
+        """Place of a data set: relative to --data_dir, unless it is bundled or of the hub."""
+        return located(source, self.data.data_dir, self.bundled)
+
+    def is_local(self, source: str) -> bool:
+        """True if a data set or model is a path: not bundled, and not of the hub."""
+        return is_local(source, self.bundled)
+
+
+class ImageTask(Task):
+    """Image classification."""
+
+    noun = "images"
+    ways = ("forget_class", "forget_rows", "forget_data")
+    bundled = DIGITS
+    built_in = classifiers.NEW_CLASSIFIER
+    configs = classifiers.CLASSIFIER_CONFIGS
+    reads = ("image_size", "num_channels", "image_column", "label_column")
+    collator = staticmethod(images.collate)
+    predictor = staticmethod(predict)
+    has_test_split = staticmethod(images.has_test_split)
+    processor: Any = None
+
+    def read(self, source: str, split: str) -> ImageData:
+        data = images.read_images(source, split, **self.reading)
+        if data.left_out:
+            left = f"({len(data.left_out)}), first {data.left_out[0]}"
+            only = "only files named as images in a folder per class are read"
+            self.tell(f"warning: files of {data.source} are left out {left}; {only}")
+        if split == "train" and data.named and self.classes_of is not None:
+            classes = classifiers.class_names(self.classes_of)
+            if classes is not None and set(data.classes) <= set(classes):
+                return data.with_classes(classes)
+        return data
+
+    def new_model(self, name: str, train: ImageData) -> Any:
+        if len(train.classes) < 2:
+            only = f"{train.source} has one class alone, {train.classes[0]}"
+            raise HamuError(f"{only}; a classifier needs at least two")
+        statistics = images.pixel_statistics(train)
+        model = classifiers.new_classifier(name, train, *statistics, **self.trust)
+        if not self.is_built_in(name):
+            self._load_processor(name)
+            if classifiers.named_as_in_training(model, train.classes):
+                outputs = f"its first {len(train.classes)} outputs are trained for these"
+                self.tell(f"the model names no class of {train.source}: {outputs}, and named so")
+        return model
+
+    def check_models(self) -> None:
+        super().check_models()
+        models = self.named_models()
+        for role in models.keys() - {"model"} if "model" in models else ():
+            classifiers.check_as_many_classes(models["model"], models[role], role)
+
+    def load_model(self, source: str, base: str | None = None) -> Any:
+        model = classifiers.load_classifier(source, **self.trust)
+        self._load_processor(source)
+        return model
+
+    def _load_processor(self, source: str) -> None:
+        self.processor = None
+        try:
+            self.processor = classifiers.load_image_processor(source, **self.trust)
+        except HamuError as error:
+            self.tell(f"warning: {error}")
+
+    def fitted(self, model: Any, *sets: Any) -> list[Any]:
+        for data in sets:
+            if data is not None:
+                classifiers.check_fits(model, data)
+        config = model.config
+        if None in (getattr(config, "image_mean", None), getattr(config, "image_std", None)):
+            training = [data for data in sets[:-1] if data is not None]
+            config.image_mean, config.image_std = images.pixel_statistics(*training)
+            used = f"the mean and standard deviation of {training[0].source} are used"
+            self.tell(f"the model does not say how images are normalised; {used}")
+        statistics = (config.image_mean, config.image_std)
+        return [data if data is None else data.normalized(*statistics) for data in sets]
+
+    def beside_model(self) -> list[Any]:
+        return [] if self.processor is None else [self.processor]
+
+    def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
+        classes, target = problem.retain.classes, problem.target_class
+        report = classifier_report(predictions, classes, target, reference, self.args.seed)
+        return report | further_figures(predictions, reference)
+
+
+class TextTask(Task):
+    """Causal language models."""
+
+    noun = "records"
+    ways = ("forget_data", "forget_rows", "forget_filter")
+    bundled = MINIATURE
+    built_in = language.TINY
+    configs = storage.CONFIGS
+    reads = ("question_template", "answer_prefix", "prompt_column", "answer_column")
+    collator = TextCollator()
+    predictor = staticmethod(predict_tokens)
+    has_test_split = staticmethod(text.has_test_split)
+    tokenizer: Any = None
+
+    def __init__(self, settings: Settings, console: Console) -> None:
+        super().__init__(settings, console)
+        for side, size in (("train", 8), ("eval", 16)):
+            if f"per_device_{side}_batch_size" not in self.given:
+                setattr(self.args, f"per_device_{side}_batch_size", size)
+
+    def read(self, source: str, split: str) -> TextRecords:
+        return text.read_text(source, split, **self.reading)
+
+    def new_model(self, name: str, train: TextRecords) -> Any:
+        run = self.run
+        if not self.is_built_in(name):
+            self.check_models()
+            return self.start_model(name)
+        if run.lora or run.merge:
+            raise HamuError(f"{name} is new and trained whole; leave --lora and --merge out")
+        if run.tokenizer is None:
+            self.tokenizer = language.new_tokenizer(r.prompt + r.answer for r in train.records)
+        else:
+            self.load_tokenizer(name)
+        return language.new_language_model(self.tokenizer, max_length=self.data.max_length)
+
+    def load_tokenizer(self, model: str, base: str | None = None) -> Any:
+        """The tokenizer of a model, or that of --tokenizer."""
+        self.tokenizer = language.load_tokenizer(self.run.tokenizer or model, base, **self.trust)
+        return self.tokenizer
+
+    def adapter(self) -> language.AdapterSettings | None:
+        """Settings of the adapter to train; None to train the whole model."""
+        settings = [getattr(self.run, name) for name in OF_AN_ADAPTER]
+        return language.AdapterSettings(*settings) if self.run.lora else None
+
+    def load_model(self, source: str, base: str | None = None, adapter: Any = None) -> Any:
+        base, dtype = base or self.run.base_model, self.dtype()
+        model = language.load_language_model(
+            source, base_model=base, adapter=adapter, dtype=dtype, **self.trust
+        )
+        self.load_tokenizer(source, base)
+        return model
+
+    def start_model(self, source: str) -> Any:
+        model = self.load_model(source, adapter=self.adapter())
+        if self.run.load_in_4bit and not hasattr(model, "peft_config"):
+            raise HamuError("weights in 4 bits cannot be trained; train an adapter with --lora")
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.dtype.itemsize < 4:
+                why = f"{name} would be trained in half precision, which loses small steps"
+                raise HamuError(f"{why}; leave --model_dtype out (use --bf16), or give --lora")
+        if self.run.merge:
+            if not hasattr(model, "peft_config"):
+                raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
+            storage.check_can_merge(model)
+        return model
+
+    def dtype(self) -> str:
+        run = self.run
+        if run.load_in_4bit and run.model_dtype is not None:
+            raise HamuError(
+                f"load_in_4bit and model_dtype {run.model_dtype} exclude each other; leave one out"
+            )
+        if run.load_in_4bit:
+            return language.FOUR_BIT
+        has_adapter = run.lora or storage.is_adapter(str(run.model))
+        return run.model_dtype or language.default_dtype(has_adapter=has_adapter)
+
+    def base_of(self, source: str, base: str | None = None) -> str | None:
+        return language.base_of(source, base or self.run.base_model)
+
+    def settle_adapter(self) -> None:
+        run, source = self.run, str(self.run.model)
+        saved = language.saved_adapter(source)
+        given = {name: getattr(run, name) for name in OF_AN_ADAPTER if name in self.given}
+        if saved is None:
+            for name, value in given.items() if "lora" not in self.given else ():
+                raise HamuError(f"{name} {value} is for a new adapter; give --lora too")
+            return
+        if "lora" in self.given and not run.lora:
+            raise HamuError(f"{source} is an adapter, which is trained; leave out --lora False")
+        run.lora = True
+        targets = saved.get("target_modules")
+        own = {name: saved.get(key) for name, key in _IN_PEFT.items()}
+        own["lora_targets"] = ",".join(sorted(targets)) if isinstance(targets, list) else targets
+        for name, value in own.items():
+            if name not in given:
+                setattr(run, name, value)
+            elif value is not None and _in_order(given[name]) != _in_order(value):
+                new = f"{name} {given[name]} is for a new adapter"
+                raise HamuError(f"{new}, but {source} is one with {name} {value}; leave it out")
+
+    def fitted(self, model: Any, *sets: Any) -> list[Any]:
+        longest = self.length_for(model)
+        encoded: list[TextData | None] = []
+        for data in sets:
+            if data is None:
+                encoded.append(None)
+                continue
+            tokens = encode(data, self.tokenizer, longest, self.data.loss_on)  # type: ignore[arg-type]
+            language.check_reads(model, tokens)
+            if tokens.truncated:
+                cut = f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source}"
+                self.tell(f"{cut} are cut to {longest} tokens; --max_length sets it")
+            encoded.append(tokens)
+        return encoded
+
+    def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
+        texts = {
+            name: scored_texts(self.some_records(data, self.limit(name)), self.data.loss_on)
+            for name, data in problem.sets().items()
+        }
+        report = text_report(predictions, texts=texts)
+        if reference is not None:
+            report["retain_model"] = text_report(reference, texts=texts)
+            report["privleak"] = privleak_of(report)
+        return report | further_figures(predictions, reference)
+
+    def some_records(self, data: TextData | TextRecords, most: int | None) -> TextRecords:
+        """At most this many records of a set, drawn at random; see `draw_positions`."""
+        texts = data.texts if isinstance(data, TextData) else data
+        positions = forget_sets.draw_positions(len(texts), most, self.args.seed)
+        return texts if positions is None else texts.select(positions)
+
+    def answers_of(self, model: Any, texts: TextRecords) -> list[str]:
+        """The model's answers to the prompts of these records; see `generate_answers`."""
+        data = encode(texts, self.tokenizer, self.length_for(model))
+        with self.evaluation_precision():
+            return generate_answers(model, self.tokenizer, data, self.args.eval_batch_size)
+
+    def length_for(self, model: Any) -> int:
+        """The most tokens of a record: as asked for, or as many as the model reads."""
+        return min(self.data.max_length, language.longest_text(model) or self.data.max_length)
+
+    def beside_model(self) -> list[Any]:
+        return [self.tokenizer]
+
+    def save_merged(self, folder: RunFolder, model: Any) -> None:
+        if self.run.merge:
+            folder.save_model(storage.merged(model), self.tokenizer, name=MERGED)
+
+
+def privleak_of(report: Mapping[str, Any]) -> float | None:
+    """PrivLeak in MUSE's orientation; None without both AUCs, or where the retain model's is 1."""
+    ours, theirs = auc_of(report), auc_of(report["retain_model"])
+    if ours is None or theirs is None or theirs == 1:
+        return None
+    return privleak(1 - ours, 1 - theirs)
+
+
+def scored_texts(data: TextRecords, loss_on: str) -> list[str]:
+    """The part of each record that the loss is taken of: its answer, or all of it."""
+    return [((r.prompt if loss_on == "all" else "") + r.answer).strip() for r in data.records]
+
+
+def _in_order(value: Any) -> Any:
+    """Targets in any order are the same."""
+    return sorted(name.strip() for name in value.split(",")) if isinstance(value, str) else value
