@@ -39,6 +39,7 @@ class Work:
             restart = lambda: self.restarts.append(self.state.global_step)  # noqa: E731
             self.lookahead = SimpleNamespace(at_the_end_of_a_retain_cycle=True, restart=restart)
         self.focused, self.ends, self.measured = [], [], {}
+        self.rises = []  # over all retain records, one for each time that it is asked for
         self.controller = Controller(self, GOAL, BUDGET, every=1)
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
         self.state = SimpleNamespace(global_step=0, max_steps=1000)
@@ -48,6 +49,9 @@ class Work:
         if step not in self.measured:
             self.measured[step] = self.found.pop(0)
         return self.measured[step]
+
+    def retain_rise(self):
+        return self.rises.pop(0) if self.rises else None
 
     def rehearse(self):
         return [standing(count) for count in self.rehearsals.pop(0)]
@@ -260,6 +264,32 @@ def test_a_lasting_run_rehearses_where_the_point_is_at_the_end_of_a_retain_cycle
     measured = work.controller.history
     assert [row["step"] for row in measured] == [0, 3, 4]
     assert ["forgotten_after_fine_tuning" in row for row in measured] == [False, False, True]
+
+
+def test_the_goal_is_reached_once_the_loss_of_all_retain_records_is_within_the_budget():
+    found = [(5, START), (9, START + 0.07), (9, START + 0.06), (9, START + 0.05)]
+    work = Work(*found).start()
+    work.rises = [0.12, 0.09]
+    for _ in range(4):
+        work.step()
+    assert [row.get("retain_rise") for row in work.controller.history] == [
+        None,
+        None,
+        0.12,
+        None,
+        0.09,
+    ]
+    assert work.controller.reached
+    assert (work.weights, work.demand) == (4, 0.625 / 2 / 2)  # halved at rises of 0.12 and 0.11
+    assert "retain loss +0.0900 of +0.1 allowed" in work.ends[0].text
+
+
+def test_a_state_beyond_the_budget_by_all_retain_records_is_not_what_a_run_ends_with():
+    work = Work((5, START), *[(9, START + 0.07)] * 20).start()
+    work.rises = [0.12]
+    while not work.ends:
+        work.step()
+    assert (work.weights, work.controller.reached) == (1, False)
 
 
 def test_what_is_measured_is_the_mean_of_the_weights_since_the_last_measurement():

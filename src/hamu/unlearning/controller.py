@@ -8,8 +8,8 @@ targets, with HAMU-Q on the bounded objective as the engine:
         take the mean of the weights over them (Polyak averaging; not in a lasting run)
         measure every forget record and some retain records
         keep the state if it has the most records forgotten so far, and is within the budget
-        end if the share is reached within the budget (a lasting run: also after fine-tuning a
-            copy, twice in a row)
+        end if the share is reached within the budget, by all retain records too (a lasting run:
+            also after fine-tuning a copy, twice in a row)
         the budget is exceeded           ->  φ halved: the steps repair the retain loss
         half of it is left               ->  φ up by a quarter
         far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
@@ -52,7 +52,7 @@ _PATIENCE = 12  # measurements without a better state or less missing, before a 
 _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "_first_rate", "_settled", "_free"),
     *("_best_count", "_best_cost", "_records", "_least_missing", "_last_missing", "_last_cost"),
-    *("_idle", "_lasted", "_last_too_high", "_in_mean"),
+    *("_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond"),
 )
 
 
@@ -75,6 +75,7 @@ class Controller(TrainerCallback):
         self._best_count, self._best_cost, self._records = -1, math.inf, 0
         self._least_missing = self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = self._last_too_high = 0
+        self._beyond = 0.0  # rise over all retain records less that of the measured, last known
         self._free: list[bool] = []
         self._good: list[Tensor] = []
         self._mean: list[Tensor] = []  # of the weights since the last measurement
@@ -143,13 +144,17 @@ class Controller(TrainerCallback):
 
     def _adapt(self, now: Standing) -> bool:
         """Keep the state, and set demand and rate; return True if the run went back."""
-        cost = now.retain_loss - self.start_loss
+        cost = now.retain_loss - self.start_loss + self._beyond
         within = now.is_finite and cost <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
+        is_there = within and self._is_there(now)
+        if is_there:
+            cost = self._cost_by_all(cost)
+            within = cost <= self.budget
         if within and self._is_better(now, cost):
             self._idle = 0 if now.count > self._best_count else self._idle
             self._keep(now)
-        if within and self._is_there(now):
+        if within and is_there:
             self._keep(now)
             self.reached = True
             self._finish("goal", f"the goal is reached: {self._words()}")
@@ -194,6 +199,17 @@ class Controller(TrainerCallback):
         self.history[-1]["forgotten_after_fine_tuning"] = least
         self._lasted = self._lasted + 1 if least >= self._goal.share * len(now.losses) else 0
         return self._lasted >= _REHEARSALS
+
+    def _cost_by_all(self, cost: float) -> float:
+        """Return the rise of the loss over all retain records, by which later costs are corrected.
+
+        What is measured between is a sample, and its most favourable states are chosen.
+        """
+        rise = self._work.retain_rise()
+        if rise is not None:
+            self._beyond += rise - cost
+            cost = self.history[-1]["retain_rise"] = rise
+        return cost
 
     def _stands_out(self, now: Standing) -> bool:
         """True if too many records are too high, and ever more; a lasting run needs them so."""
@@ -249,7 +265,7 @@ class Controller(TrainerCallback):
         else:
             self._good = [p.detach().clone() for p in self._parameters]
         self._best_count, self._records = now.count, len(now.losses)
-        self._best_cost = now.retain_loss - self.start_loss
+        self._best_cost = now.retain_loss - self.start_loss + self._beyond
 
     @torch.no_grad()
     def _go_back(self) -> None:

@@ -60,11 +60,13 @@ class GoalRun:
         *,
         retain_data: Any,
         end_run: Callable[[StopReason], None],
+        start_loss: Callable[[], float | None],
         lookahead: Lookahead | None = None,
         retain_predictions: AnyPredictions | None = None,
     ) -> None:
         self._args, self.pair, self._looks, self._pairs = args, pair, looks, pairs
         self.end_run, self.lookahead, self._retain_data = end_run, lookahead, retain_data
+        self._start_loss = start_loss
         self.goal = choose_goal(
             looks.sets,
             args.goal,
@@ -86,6 +88,16 @@ class GoalRun:
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
         return self._measured(self._looks.retain_loss())
+
+    def retain_rise(self) -> float | None:
+        """Rise of the loss over all retain records since the run's first evaluation.
+
+        None without one, or where every measurement is of all these records.
+        """
+        start, retain = self._start_loss(), self._looks.sets["retain"]
+        if start is None or self._looks.records_of_a_standing == len(retain):  # type: ignore[arg-type]
+            return None
+        return self._looks.retain_loss(of_all=True) - start
 
     def rehearse(self) -> list[Standing]:
         """Fine-tune a copy of the model on retain records, and measure the forget records half-way
