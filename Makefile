@@ -1,8 +1,14 @@
-# make demo | test | docs | bench | lint | venv: each sets up what it needs and runs.
+# make demo | test | test-lowest | test-wheel | docs | bench | lint | venv: each sets up what it needs and runs.
 PYTHON ?= python3
 BIN := .venv/bin
+QUIET := --quiet --disable-pip-version-check
 
-.PHONY: demo test docs bench lint venv clean
+.PHONY: demo test test-lowest test-wheel docs bench lint venv clean
+
+# The core and whole runs, for other versions.
+LOWEST := $(addprefix tests/,parity properties unit/test_pair_*.py unit/test_paper.py unit/test_guard.py \
+	unit/test_objectives.py unit/test_models.py unit/test_language_models.py unit/test_checkpoints.py \
+	unit/test_run_folder.py integration/test_trainer.py integration/test_demo.py)
 
 demo: venv
 	$(BIN)/hamu demo --overwrite
@@ -10,6 +16,20 @@ demo: venv
 # A file stays with one process, for its fixtures. In the order of their names the long ones come first.
 test: venv
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder --durations=25
+
+# With the lowest version of everything that pyproject.toml allows (torch comes from PyPI with its CUDA, 3 GB).
+test-lowest:
+	$(PYTHON) -m venv --clear build/lowest
+	build/lowest/bin/python -m pip install $(QUIET) --no-cache-dir --constraint constraints-lowest.txt --editable . pytest hypothesis pytest-xdist
+	build/lowest/bin/python -m pytest --numprocesses 2 --dist loadscope $(LOWEST)
+
+# The wheel alone, in an environment without the tools of development.
+test-wheel:
+	$(PYTHON) -m venv --clear build/wheel
+	build/wheel/bin/python -m pip install $(QUIET) --constraint constraints.txt torch
+	build/wheel/bin/python -m pip wheel $(QUIET) --no-deps --wheel-dir build .
+	build/wheel/bin/python -m pip install $(QUIET) --constraint constraints.txt build/hamu-*.whl
+	cd build && wheel/bin/hamu demo --output_dir wheel/demo
 
 docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -30,8 +50,8 @@ venv: .venv/.complete
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt torch
+	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 clean:

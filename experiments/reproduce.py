@@ -23,8 +23,7 @@ from hamu.data.sources import MINIATURE, located
 from hamu.errors import HamuError, Interrupted, unknown
 from hamu.report.tables import plain_table
 from hamu.unlearning.compare.children import Call, Children
-from hamu.unlearning.compare.rows import Row, check_same_inputs
-from hamu.unlearning.compare.runs import Plan
+from hamu.unlearning.compare.runs import Plan, Row, check_same_inputs
 from hamu.unlearning.jobs.comparison import run_job, run_waiting
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
 from hamu.unlearning.jobs.progress import handling

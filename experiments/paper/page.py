@@ -11,7 +11,7 @@ from experiments.paper.experiment import Experiment
 from hamu.errors import HamuError
 from hamu.files import read_json
 from hamu.report.tables import escape_markdown
-from hamu.unlearning.compare.rows import differing_environments
+from hamu.unlearning.compare.runs import differing_environments
 
 Result = dict[str, Any]
 PAGE = "README.md"

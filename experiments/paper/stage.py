@@ -30,8 +30,7 @@ from hamu.errors import HamuError
 from hamu.files import CONFIG, EVALUATION, INPUTS, MODEL, RECORD, file_digest, read_json
 from hamu.models.language import base_of
 from hamu.unlearning.compare.children import Call
-from hamu.unlearning.compare.rows import Row, this_environment
-from hamu.unlearning.compare.runs import Plan
+from hamu.unlearning.compare.runs import Plan, Row, this_environment
 from hamu.unlearning.record.inputs import (
     Inputs,
     digests_in,

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from run_files import contents
 from safetensors.torch import load_file
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
@@ -49,10 +50,6 @@ def done(sh):
 
 def report_in(folder):
     return json.loads((folder / "evaluation.json").read_text())
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path):
@@ -353,15 +350,6 @@ def colour_arrays(_):
     np.savez("a.npz", images=np.zeros((20, 8, 8, 3), np.uint8), labels=np.arange(20) % 10)
 
 
-def too_many_classes(_):
-    np.savez("a.npz", images=np.zeros((24, 8, 8), np.uint8), labels=np.arange(24) % 12)
-
-
-def unreadable_image(_):
-    save_images(Path("images"), np.zeros((2, 8, 8), np.uint8), "ab")
-    Path("images/b/2.png").write_bytes(b"\x89PNG")
-
-
 def other_retain_model(_):
     ViTForImageClassification(ViTConfig(**TINY_VIT, num_channels=1, num_labels=12)).save_pretrained(
         "retain"
@@ -379,19 +367,12 @@ def occupied(_):
     (None, "--forget_class 3", "name the training data with --data"),
     (None, "--data digits", "say what to forget of images with one of --forget_class"),
     (None, f"{CLASS} --forget_rows 1", "got --forget_class and --forget_rows"),
-    (None, "--data digits --forget_class cow", "class 'cow' does not exist in digits"),
-    (None, "--data digits --forget_rows 4,4", "row 4 is named twice"),
-    (None, "--data digits --forget_rows 1438", "row 1438 is not in digits, which has rows 0 to"),
-    (None, "--data digits --forget_data digits", "nothing is left to retain"),
-    (None, f"{CLASS} --constraint 0", "constraint 0.0 must be a positive number"),
     (None, f"{CLASS} --constraint 50", "no step can be taken: the constraint 50 cannot be met"),
     (None, f"{CLASS} --config magic.yaml", "the config file magic.yaml does not exist"),
     (nan_weights, f"{CLASS} --model model", "weights that are not finite, first in conv.weight"),
     (occupied, CLASS, "the output folder out is in use"),
     (occupied, f"{CLASS} --overwrite", "holds thesis.txt, which is not of a run"),
     (colour_arrays, "--data a.npz --forget_class 3", "1 channels, those of a.npz have 3"),
-    (too_many_classes, "--data a.npz --forget_class 3", "label 11 of a.npz is out of range"),
-    (unreadable_image, "--data images --forget_class a", "2.png of images is not a readable image"),
     (other_retain_model, f"{CLASS} --retain_model retain", "10 classes, the retain model retain 12"),
     (copied_model, f"{CLASS} --model model --output_dir model/inside", "the source model overlap"),
 ])  # fmt: skip

@@ -1,7 +1,6 @@
 """`hamu compare`: a grid of runs, broken off, failing in part, and the same in the end."""
 
 import csv
-import json
 import re
 import shutil
 
@@ -9,13 +8,14 @@ import pytest
 import torch
 import yaml
 from interrupting import interrupted_at
+from run_files import read
 
 from hamu.cli import main
 from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.models import load_classifier
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.unlearning.compare.rows import check_same_inputs
+from hamu.unlearning.compare.runs import check_same_inputs
 
 FAST = ("--per_device_train_batch_size", 64, "--max_steps", 2, "--max_eval_samples", 50)
 GRID = ("--methods", "hamu-q", "gdiff", "--constraints", 0.25, 0.5, "--check_steps", 1)
@@ -43,10 +43,6 @@ def compare(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
         return code, captured.out, captured.err
 
     return call
-
-
-def read(path):
-    return json.loads(path.read_text())
 
 
 def shown(folder):

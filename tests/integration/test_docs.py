@@ -52,10 +52,11 @@ def test_every_block_names_its_language_and_its_options_exist(page, tmp_path, mo
 
 
 def check_other_program(program, argv):
-    if program == "torchrun":
+    if program in ("torchrun", "accelerate"):
         module = argv.index("-m")
         assert argv[module + 1] == "hamu"
-        parse_options(argv[module + 2 :], processes=argv[argv.index("--nproc_per_node") + 1])
+        number = "--nproc_per_node" if program == "torchrun" else "--num_processes"
+        parse_options(argv[module + 2 :], processes=argv[argv.index(number) + 1])
     elif program == "python" and argv[0] != "-m":
         source = (ROOT / argv[0]).read_text(encoding="utf-8")
         for flag in (word for word in argv[1:] if word.startswith("--")):

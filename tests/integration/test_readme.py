@@ -1,5 +1,6 @@
-"""The commands of the README, typed."""
+"""The commands of the README, typed, and the notebook, run."""
 
+import json
 import re
 import shlex
 import shutil
@@ -66,3 +67,16 @@ def run_shortened(lines, capsys):
 def test_every_method_is_named():
     named = re.findall(r"`([\w-]+)`", README.read_text(encoding="utf-8").partition("## Methods")[2])
     assert [name for name in method_classes() if name not in named] == []
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "examples/unlearn_a_class.ipynb").read_text())["cells"]
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["hamu"].verify(names["run"].folder).count(False) == 0
+    assert names["checked"].report["forget"]["accuracy"] <= 0.05
+    after = names["attacked"].result.outcomes["relearn-retain"]
+    assert set(after) == {"unlearned", "original", "retrained"}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from run_files import contents
 from safetensors.torch import load_file, save_file
 
 from hamu.cli import main
@@ -16,7 +17,7 @@ from hamu.data import forget_class, read_images, read_text
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.record.inputs import row_digests, set_digest, text_digest, weights_digest
-from hamu.unlearning.record.schema import schema, violations
+from hamu.unlearning.record.record import schema, violations
 from hamu.unlearning.record.verify import Unavailable
 
 DOCS = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")
@@ -30,10 +31,6 @@ def run(*words):
 def strict(path):
     """A JSON file, as a reader sees it that knows no NaN."""
     return json.loads(path.read_text(), parse_constant=pytest.fail)
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from interrupting import interrupted_at
+from run_files import read
 
 from experiments.__main__ import main
 from experiments.paper import EXPERIMENTS, practice
@@ -47,10 +48,6 @@ def experiments(capsys, tmp_path, monkeypatch, forked_runs):
 def reproduce(experiments, saved_model):
     """The same at the smallest scale, with an original model that is there."""
     return lambda *words: experiments(*SMALL, "--model", saved_model, *words)
-
-
-def read(path):
-    return json.loads(path.read_text())
 
 
 def result(tmp_path, name):

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from run_files import contents, write_rows
 from small_models import save_small_world
 from transformers import TrainingArguments
 from watching import watched
@@ -39,10 +40,6 @@ class Poison:
 
     def __reduce__(self):
         return os.mkdir, ("unpickled",)
-
-
-def write_rows(path, rows):
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture(scope="module")
@@ -87,10 +84,6 @@ def refused(sh):
         return err
 
     return call
-
-
-def contents():
-    return {path: path.read_bytes() if path.is_file() else None for path in Path(".").rglob("*")}
 
 
 @pytest.mark.parametrize("settings", [IMAGES, ADAPTER])

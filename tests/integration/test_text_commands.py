@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_files import contents, read_rows, write_rows
 from safetensors.torch import load_file
 
 from hamu.cli import main
@@ -32,24 +33,12 @@ def run(line):
     return main(shlex.split(line))
 
 
-def write_rows(name, rows):
-    Path(name).write_text("\n".join(map(json.dumps, rows)))
-
-
-def read_rows(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
 def report_in(folder):
     return json.loads(Path(folder, "evaluation.json").read_text())
 
 
 def record_in(folder):
     return json.loads(Path(folder, "record.json").read_text())
-
-
-def contents():
-    return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -217,7 +206,6 @@ def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, capsys):
     (f"{FORGET} --model_dtype int3", "model_dtype 'int3' is unknown"),
     (f"{FORGET} --lora --lora_rank 0", "lora_rank 0 must be at least 1"),
     (f"{FORGET} --lora --lora_targets nothing", "the adapter does not fit the model"),
-    (f"{FORGET} --task sound", "task 'sound' is unknown"),
     (f"{FORGET} --merge", "there is no adapter to merge"),
 ])  # fmt: skip
 def test_a_wrong_input_is_one_line_and_nothing_is_written(flags, message, capsys):

@@ -84,34 +84,9 @@ def unlearn(saved_model, tmp_path, monkeypatch):
     return call
 
 
-def test_a_tracker_gets_every_figure_of_every_step_and_of_the_evaluations(listened, unlearn):
-    assert unlearn() == 0
-    assert [kind for kind, *_ in listened] == ["begin", *["log"] * 6, "end"]
-    steps = {step: figures for step, figures in logged(listened) if "taken" in figures}
-    assert sorted(steps) == [1, 2, 3]
-    for figures in steps.values():
-        assert set(figures) == OF_EVERY_STEP
-        assert all(isinstance(value, int | float) for value in figures.values())
-        assert (figures["taken"], figures["stopped"]) == (1.0, 0.0)
-    evaluations = [step for step, figures in logged(listened) if "eval_forget_gain" in figures]
-    assert evaluations == [0, 3], "the evaluation before the first step too, as of step 0"
-    known = set().union(*(figures for _, figures in logged(listened)))
-    assert not known & {"train_loss", "total_flos"}
-    listened.clear()
-    assert unlearn("--eval_strategy", "no", "--overwrite") == 0
-    step, figures = logged(listened)[-1]
-    after = json.loads(Path("out/evaluation.json").read_text())["after"]
-    assert figures["eval_forget_loss"] == pytest.approx(after["forget"]["loss"])
-    assert (step, listened[-1][0]) == (3, "end"), "figures after the last step come before the end"
-
-
-def test_a_tracker_ends_if_what_comes_after_training_fails(listened, unlearn, monkeypatch, capsys):
-    monkeypatch.setattr("hamu.unlearning.jobs.training.first_not_finite", lambda model: "conv")
-    assert unlearn() == 2
-    assert [kind for kind, *_ in listened].count("end") == 1
-
-
-def test_a_tracker_gets_no_data_no_place_and_no_name(listened, unlearn, saved_model, tmp_path):
+def test_a_tracker_gets_every_figure_and_no_data_no_place_and_no_name(
+    listened, unlearn, saved_model, tmp_path
+):
     words = ("--forget_class", "3", "--run_name", "my run")
     assert unlearn(*words, out=tmp_path / "of Jane Doe") == 0
     settings = listened[0][2]
@@ -126,6 +101,29 @@ def test_a_tracker_gets_no_data_no_place_and_no_name(listened, unlearn, saved_mo
         assert set(further) == {"model"}, "no data loader, tokenizer or optimizer"
         assert list(vars(further["model"])) == ["num_parameters"]
     assert listened[0][3]["model"].num_parameters() > 0
+    assert [kind for kind, *_ in listened] == ["begin", *["log"] * 6, "end"]
+    steps = {step: figures for step, figures in logged(listened) if "taken" in figures}
+    assert sorted(steps) == [1, 2, 3]
+    for figures in steps.values():
+        assert set(figures) == OF_EVERY_STEP
+        assert all(isinstance(value, int | float) for value in figures.values())
+        assert (figures["taken"], figures["stopped"]) == (1.0, 0.0)
+    evaluations = [step for step, figures in logged(listened) if "eval_forget_gain" in figures]
+    assert evaluations == [0, 3], "the evaluation before the first step too, as of step 0"
+    known = set().union(*(figures for _, figures in logged(listened)))
+    assert not known & {"train_loss", "total_flos"}
+    listened.clear()
+    assert unlearn("--eval_strategy", "no") == 0
+    step, figures = logged(listened)[-1]
+    after = json.loads(Path("out/evaluation.json").read_text())["after"]
+    assert figures["eval_forget_loss"] == pytest.approx(after["forget"]["loss"])
+    assert (step, listened[-1][0]) == (3, "end"), "figures after the last step come before the end"
+
+
+def test_a_tracker_ends_if_what_comes_after_training_fails(listened, unlearn, monkeypatch, capsys):
+    monkeypatch.setattr("hamu.unlearning.jobs.training.first_not_finite", lambda model: "conv")
+    assert unlearn() == 2
+    assert [kind for kind, *_ in listened].count("end") == 1
 
 
 def test_the_command_line_is_not_left_for_trackers_to_find(monkeypatch, capsys):

@@ -336,3 +336,17 @@ def test_only_a_step_that_is_not_finite_lowers_the_loss_scale(
         nn.init.constant_(model[1].weight, torch.nan)
     trainer.train()
     assert (trainer.steps_taken, turns.scales) == (taken, scales)
+
+
+def test_a_run_of_a_compiled_model_ends_as_that_of_the_model(model, trainer_of, tmp_path):
+    compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    found = []
+    for settings in ({}, compiled):
+        one = copy.deepcopy(model)
+        trainer = trainer_of(one, check_steps=1, correct_steps=True, **settings)
+        trainer.train()
+        trainer.save_model(str(tmp_path / "saved"))
+        found.append((one.state_dict(), trainer.promise))
+    assert found[0][1] == found[1][1]
+    for name, tensor in found[0][0].items():
+        assert torch.equal(tensor, found[1][0][name]), name

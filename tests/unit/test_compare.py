@@ -19,8 +19,16 @@ from hamu.report.tables import (
     remarks,
 )
 from hamu.unlearning.compare.children import Ended
-from hamu.unlearning.compare.rows import Comparison, failed_row, finished_row, start_figures
-from hamu.unlearning.compare.runs import Cell, Plan, Runs, cells
+from hamu.unlearning.compare.runs import (
+    Cell,
+    Comparison,
+    Plan,
+    Runs,
+    cells,
+    failed_row,
+    finished_row,
+    start_figures,
+)
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.stop_reason import ALL_DONE
 from hamu.unlearning.trainer import UnlearnConfig

@@ -130,7 +130,9 @@ def test_one_process_uses_one_of_several_gpus(monkeypatch, said):
     monkeypatch.setattr(TrainConfig, "_setup_devices", property(two))
     configs = [TrainConfig(output_dir="unused"), UnlearnConfig(output_dir="unused")]
     assert [c.n_gpu for c in configs] == [1, 1]
-    assert [c.train_batch_size for c in configs] == [128, 128]
+    configs[0].settle_batch_sizes(is_text=False)
+    configs[1].settle_batch_sizes(is_text=True)
+    assert [c.train_batch_size for c in configs] == [128, 8]
     assert configs[0].parallel_mode == ParallelMode.NOT_PARALLEL
     [message] = said.messages
     assert message.startswith("one process uses one GPU, the first of 2, unless")

@@ -89,7 +89,7 @@ def gpu(monkeypatch):
 
 
 def all_products(precision="tf32"):
-    torch.backends.fp32_precision = precision  # as transformers' --tf32 does from torch 2.9
+    torch.backends.fp32_precision = precision  # as transformers' --tf32 does
 
 
 def matrix_products():
@@ -123,18 +123,6 @@ def test_without_tf32_all_interfaces_say_so_and_then_what_they_said_before(gpu, 
     with pytest.raises(ZeroDivisionError), without_tf32():
         1 / 0  # noqa: B018
     assert precisions() == before
-
-
-def test_without_tf32_an_older_torch_has_one_interface(gpu, monkeypatch):
-    matmul, cudnn = SimpleNamespace(allow_tf32=False), SimpleNamespace(allow_tf32=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.backends.cuda, "matmul", matmul)
-        patch.setattr(torch.backends, "cudnn", cudnn)
-        assert rounds_to_tf32(OnGPU(nn.Conv2d(1, 1, 1), torch.float32))
-        with without_tf32():
-            assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
-            assert not rounds_to_tf32(OnGPU(nn.Conv2d(1, 1, 1), torch.float32))
-        assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,26 @@ def test_autocast_changes_the_losses_not_the_combine():
     torch.testing.assert_close([p.grad for p in parameters], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_compiled_model_takes_the_steps_of_the_model_by_the_same_names():
+    found = []
+    for compiled in (False, True):
+        model = make_model()
+        torch.manual_seed(1)
+        forward = torch.compile(model, backend="aot_eager") if compiled else model
+        pair = PairedGradients(forward, HamuQ(0.5, constraint_mode="relative", stopping="off"))
+        optimizer = torch.optim.SGD(forward.parameters(), lr=0.1)
+        for t in range(3):
+            for side, inputs in zip(SIDES, torch.randn(2, 5, 6, dtype=torch.float64), strict=True):
+                with getattr(pair, side)():
+                    forward(inputs).square().mean().backward()
+            pair.combine()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append((pair.block_names, [*model.parameters()]))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(p, q) for p, q in zip(found[0][1], found[1][1], strict=True))
+
+
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 @pytest.mark.parametrize("loss_scale", [2.0**16, 1000.0])
 def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):

@@ -1,7 +1,6 @@
 """Reading images: every source gives the same pixels, and every damaged one a clear error."""
 
 import shutil
-from collections import Counter
 
 import datasets
 import numpy as np
@@ -94,15 +93,11 @@ def test_a_split_is_one_file_or_all_its_parts(parquet, tmp_path):
 def test_the_bundled_digits_are_split_four_to_one_and_disjoint():
     train, test = read_images("digits"), read_images("digits", "test")
     assert (len(train), len(test)) == (1438, 359)
-    both = zip(load_digits().images, load_digits().target, strict=True)
-    source = Counter((image.astype(int).tobytes(), label) for image, label in both)
-    read = Counter(
-        ((image[0] * 16.0 / 255).round().int().numpy().astype(int).tobytes(), label)
-        for data in (train, test)
-        for image, label in zip(data.pixels, data.labels.tolist(), strict=True)
-    )
-    assert read == source
-    assert (train.pixels.dtype, int(train.pixels.max())) == (torch.uint8, 255)
+    pixels = torch.cat([train.pixels, test.pixels]).flatten(1)
+    read = np.column_stack([(pixels * 16.0 / 255).round(), torch.cat([train.labels, test.labels])])
+    source = np.column_stack([load_digits().data, load_digits().target])
+    assert sorted(read.tolist()) == sorted(source.tolist())
+    assert (pixels.dtype, int(pixels.max())) == (torch.uint8, 255)
 
 
 def test_rows_are_counted_as_they_are_named(folder):
@@ -236,10 +231,8 @@ def test_a_data_set_of_the_hub_that_is_out_of_reach_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("source", "asked"),
     [
-        ("hub:o/n", ("o/n", None, "test")),
         ("hub:o/n:c", ("o/n", "c", "test")),
         ("hub:o/n@s", ("o/n", None, "s")),
-        ("hub:o/n:c@s", ("o/n", "c", "s")),
     ],
 )
 def test_a_name_of_the_hub_has_configuration_and_split(source, asked, monkeypatch, parquet):

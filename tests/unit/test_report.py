@@ -153,57 +153,55 @@ def test_a_run_under_way_has_a_report(tmp_path):
     assert "the forget loss had changed by +1 (on the set's records)" in words
 
 
-@pytest.mark.parametrize(
-    ("attack", "headline", "tone"),
-    [
-        (None, f"By its losses it forgot, {BETTER}; whether it lasts was not tested", "mixed"),
-        ({"lasts": None}, f"By its losses it forgot, {BETTER}; whether it lasts is open", "mixed"),
-        ({"lasts": True}, f"It forgot, {BETTER}; it lasts", "good"),
-        ({"lasts": False}, "It is hidden, not forgotten: fine-tuning on the retain data", "bad"),
-    ],
-)
-def test_forgotten_means_by_the_losses_and_lasting(tmp_path, attack, headline, tone):
-    run = replace(example_run(tmp_path), attack=attack and LASTING | attack)
-    run.evaluation["goal"] = goal(0, 20)
-    settle(run)
-    found = verdict(run)
-    assert found.headline.startswith(headline)
-    assert found.tone == tone
-    words = words_of(run)
-    assert "By their losses, 20 of 20 records are forgotten by the goal unseen" in words
-    assert ("It lasts: so." in words) is (attack is not None)
-
-
+BY_LOSSES = f"By its losses it forgot, {BETTER}; whether it lasts"
+ALL, MOST = goal(0, 20), goal(0, 19)
 LIMITED = goal(0, 19, budget=0.02, reached=False)
 
 
 @pytest.mark.parametrize(
-    ("asked", "forget", "retain", "headline", "tone"),
+    ("asked", "lasts", "forget", "retain", "headline", "tone"),
     [
-        (None, 1.0, -0.1, f"The forget loss rose, {BETTER}", "open"),
-        (None, 0.0005, -0.1, "It hardly forgot", "bad"),
-        (None, 1.0, 0.0005, f"The forget loss rose, {STAYED}", "open"),
-        (None, 1.0, 0.4, "The forget loss rose, at a price", "mixed"),
-        (None, 1.0, 1.4, "It lost more", "bad"),
-        (None, -0.1, -0.1, "It did not forget", "bad"),
-        (None, float("nan"), 0.0, "The model's losses are not finite", "bad"),
+        (None, True, 1.0, -0.1, f"The forget loss rose, {BETTER}", "open"),
+        (None, True, 0.0005, -0.1, "It hardly forgot", "bad"),
+        (None, True, 1.0, 0.0005, f"The forget loss rose, {STAYED}", "open"),
+        (None, True, 1.0, 0.4, "The forget loss rose, at a price", "mixed"),
+        (None, True, 1.0, 1.4, "It lost more", "bad"),
+        (None, True, -0.1, -0.1, "It did not forget", "bad"),
+        (None, True, float("nan"), 0.0, "The model's losses are not finite", "bad"),
         # the records count, not their mean
-        (goal(0, 19), -0.1, 0.0, f"It forgot, {STAYED}; it lasts", "good"),
-        (goal(0, 18), 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
-        (goal(3, 3), 2.0, 0.0, "It did not forget: 3 of 20 records are forgotten", "bad"),
-        (goal(0, 19, budget=0.02), 2.0, 0.0, f"It forgot, {STAYED}; it lasts", "good"),
-        (LIMITED, 2.0, 0.0, f"It forgot, {STAYED}; it lasts; its goal is not reached", "mixed"),
+        (MOST, True, -0.1, 0.0, f"It forgot, {STAYED}; it lasts", "good"),
+        (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
+        (goal(3, 3), True, 2.0, 0.0, "It did not forget: 3 of 20 records are forgotten", "bad"),
+        (
+            LIMITED,
+            True,
+            2.0,
+            0.0,
+            f"It forgot, {STAYED}; it lasts; its goal is not reached",
+            "mixed",
+        ),
+        # forgotten means by the losses and lasting
+        (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),
+        (ALL, None, 1.0, -0.1, f"{BY_LOSSES} is open", "mixed"),
+        (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
+        (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),
     ],
 )
-def test_the_verdict_follows_the_records_and_both_losses(
-    tmp_path, asked, forget, retain, headline, tone
+def test_the_verdict_follows_the_records_both_losses_and_the_attacks(
+    tmp_path, asked, lasts, forget, retain, headline, tone
 ):
-    run = replace(example_run(tmp_path), attack=LASTING)
+    attack = None if lasts == "no attack" else LASTING | {"lasts": lasts}
+    run = replace(example_run(tmp_path), attack=attack)
     settle(run, forget=forget, retain=retain)
     run.evaluation["goal"] = asked
     found = verdict(run)
     assert found.headline.startswith(headline)
     assert found.tone == tone
+    words = words_of(run)
+    assert ("By their losses, 20 of 20 records are forgotten by the goal" in words) is (
+        asked is ALL
+    )
+    assert ("It lasts: so." in words) is (attack is not None)
 
 
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])
@@ -325,21 +323,18 @@ def test_the_picture_names_cut_ends_and_rings_the_model_saved():
         "kl": [(0.0, 0.0), (0.1, 0.2)],
         "ga": [(0.0, 0.0), (-0.1, 0.3), (-9.0, 60.0)],
     }
-
-    def drawn(ends):
+    own = [path[-1] for path in paths.values()]
+    for ends, labels, saved in (
+        (own, {"ft", "kl", "ga (ends at -9, 60)"}, []),
+        ([*own[:2], paths["ga"][1]], {"ft", "kl", "ga", "the model saved"}, [[[-0.1, 0.3]]]),
+    ):
         figure, axes = plt.subplots()
         draw_trajectories(axes, list(paths.items()), "title", ends=ends)
         plt.close(figure)
         lines = axes.get_lines()
+        assert labels <= {line.get_label() for line in lines}
         rings = [one.get_xydata().tolist() for one in lines if one.get_markerfacecolor() == "none"]
-        return {line.get_label() for line in lines}, rings
-
-    labels, rings = drawn(None)
-    assert "ga (ends at -9, 60)" in labels
-    assert rings == []
-    labels, rings = drawn([paths["ft"][-1], paths["kl"][-1], paths["ga"][1]])
-    assert {"ft", "kl", "ga", "the model saved"} <= labels
-    assert rings == [[[-0.1, 0.3]]]
+        assert rings == saved
 
 
 @pytest.fixture

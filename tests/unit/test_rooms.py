@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -103,3 +104,17 @@ def test_no_folder_has_more_than_fourteen_modules_and_no_function_more_than_sixt
                 documented = node.body[0] if ast.get_docstring(node) else None
                 shown = documented.end_lineno - documented.lineno + 1 if documented else 0
                 assert node.end_lineno - node.lineno + 1 - shown <= 60, f"{name}.{node.name}"
+
+
+def test_the_lowest_versions_that_are_tried_are_those_that_are_allowed():
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    allowed = dict(
+        re.match(r"([\w-]+)>=([\d.]+)", one).groups()
+        for one in (*project["dependencies"], *extras["quantize"], *extras["test"])
+    )
+    lines = (root / "constraints-lowest.txt").read_text(encoding="utf-8").splitlines()[1:]
+    tried = dict(line.split("==") for line in lines)
+    assert tried == {name: allowed[name] for name in tried}
+    assert {re.match(r"[\w-]+", one)[0] for one in project["dependencies"]} <= tried.keys()

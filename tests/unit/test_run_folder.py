@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from run_files import contents
 from safetensors import SafetensorError
 from torch import nn
 
@@ -19,12 +20,6 @@ UNDER_WAY = "another run, or a process that a run left behind, is using"
 
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir() if path.name not in (".lock", MARK))
-
-
-def files_of(folder):
-    return {
-        path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")
-    }
 
 
 def fill(folder, contents):
@@ -93,7 +88,7 @@ BEGUN = {"config.yaml": {}, "inputs.json": INPUTS}
 OTHER = "choose another --output_dir, or replace it with --overwrite"
 
 
-@pytest.mark.parametrize(("contents", "use"), [
+@pytest.mark.parametrize(("given", "use"), [
     (BEGUN, "an interrupted run; go on with it by hamu unlearn --resume --output_dir"),
     (BEGUN | {"evaluation.json": {}}, "an interrupted run; .* unlearn"),
     (BEGUN | {"inputs.json": {"training set": None}}, "an interrupted run; .* hamu train --resume"),
@@ -102,12 +97,12 @@ OTHER = "choose another --output_dir, or replace it with --overwrite"
     ({"evaluation.json": {}}, f"a run; {OTHER}"),
     ({"thesis.txt": ""}, r"thesis.txt, which is not of a run; .* choose another --output_dir$"),
 ])  # fmt: skip
-def test_a_folder_that_is_taken_says_by_what_and_names_the_way_out(tmp_path, contents, use):
-    fill(tmp_path / "out", contents | {MARK: ""})
-    before = files_of(tmp_path)
+def test_a_folder_that_is_taken_says_by_what_and_names_the_way_out(tmp_path, given, use):
+    fill(tmp_path / "out", given | {MARK: ""})
+    before = contents(tmp_path)
     with pytest.raises(HamuError, match=f"/out .*holds {use}"):
         RunFolder(tmp_path / "out")
-    assert files_of(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 def test_a_place_where_no_folder_can_be_is_refused(tmp_path):
@@ -132,7 +127,7 @@ def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, ho
     assert names_in(tmp_path / "out") == ["steps.jsonl"]
 
 
-@pytest.mark.parametrize(("contents", "named"), [
+@pytest.mark.parametrize(("given", "named"), [
     ({"checkpoint-500/optimizer.pt": "x", "runs/log": "x", MARK: ""}, "checkpoint-500"),
     ({"checkpoint-best/manifest.json": {}, MARK: ""}, "checkpoint-best"),
     ({"model/best.pt": "x", "thesis.txt": "x", MARK: ""}, "thesis.txt"),
@@ -140,23 +135,23 @@ def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, ho
     ({"evaluation.json": {"accuracy": 0.9}, "report.html": "x"}, "evaluation.json"),
     ({"model/best.pt": "x"}, "model"),
 ])  # fmt: skip
-def test_what_no_run_has_left_outlives_an_overwrite(tmp_path, contents, named):
-    fill(tmp_path / "out", contents)
-    before = files_of(tmp_path)
+def test_what_no_run_has_left_outlives_an_overwrite(tmp_path, given, named):
+    fill(tmp_path / "out", given)
+    before = contents(tmp_path)
     with pytest.raises(
         HamuError, match=f"/out .*holds {named}, which is not of a run; --overwrite only replaces"
     ):
         RunFolder(tmp_path / "out", overwrite=True)
-    assert files_of(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 def test_a_run_outlives_an_overwrite_until_there_is_a_file_to_put_in_its_place(begun):
     fill(begun, {"checkpoint-1/weights": "x", "steps.jsonl": ""})
     seal(begun / "checkpoint-1")
-    before = files_of(begun)
+    before = contents(begun)
     with RunFolder(begun, overwrite=True):
         pass
-    assert files_of(begun) == before
+    assert contents(begun) == before
     with RunFolder(begun, overwrite=True) as folder:
         folder.write_text("steps.jsonl", "new")
     assert names_in(begun) == ["steps.jsonl"]

@@ -1,10 +1,9 @@
 """Texts: the shapes of files, tokens and what is scored of them."""
 
 import copy
-import csv
-import json
 from dataclasses import replace
 
+import pandas
 import pytest
 import torch
 
@@ -32,21 +31,13 @@ def texts(tmp_path):
 
 
 def saved(path, records):
-    suffix = path.suffix.lower()
-    if suffix == ".jsonl":
-        path.write_text("\n".join(map(json.dumps, records)))
-    elif suffix == ".json":
-        path.write_text(json.dumps(records))
-    elif suffix == ".csv":
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(records[0]))
-            writer.writeheader()
-            writer.writerows(records)
+    frame, suffix = pandas.DataFrame(records), path.suffix.lower()
+    if suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif suffix == ".parquet":
+        frame.to_parquet(path)
     else:
-        import pyarrow
-        from pyarrow import parquet
-
-        parquet.write_table(pyarrow.Table.from_pylist(records), path)
+        frame.to_json(path, orient="records", lines=suffix == ".jsonl")
     return str(path)
 
 

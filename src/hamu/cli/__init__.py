@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import io
 import logging
 import os
 import sys
@@ -16,7 +17,6 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.cli.screen import Screen, say, write_any_character
 from hamu.errors import HamuError, Interrupted, first_line, one_line, unknown
 
 COMMANDS = {
@@ -37,6 +37,57 @@ _USAGE = "usage: hamu COMMAND [--help] [--debug] [options]\n\ncommands:\n" + "\n
     f"  {name:10} {text}" for name, text in COMMANDS.items()
 )
 _Run = Callable[[list[str], Console], int]
+
+
+class Screen(Console):
+    """The console of a command, which falls silent once its output cannot be written.
+
+    Names of files are shown as they are, whatever brackets are in them. `failure` is the reason of
+    its silence, None if its reader has left, as `head` does.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, quiet=quiet)
+        self.failure: OSError | None = None
+
+    def on_broken_pipe(self) -> None:
+        """Fall silent in place of ending the program, as rich does."""
+        self.quiet = True
+        _drain(self.file)
+
+    def __exit__(self, *error: Any) -> None:
+        """Write the output, and fall silent if that fails."""
+        try:
+            super().__exit__(*error)
+        except BrokenPipeError:  # of a rich that does not know `on_broken_pipe`
+            self.on_broken_pipe()
+        except OSError as failure:
+            self.failure = failure
+            self.on_broken_pipe()
+
+
+def say(text: str) -> None:
+    """Print the whole output of a command at once; it is no error if its reader has left."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        _drain(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            raise
+
+
+def write_any_character() -> None:
+    """Let standard output and error escape characters that their encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drain(stream: Any) -> None:
+    """Let a stream lead nowhere: Python writes its buffer once more at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,6 +165,11 @@ def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
         raise unknown("command", command, COMMANDS)
     if command == "methods":
         return _methods(argv)
+    if sys.platform == "win32":
+        raise HamuError(
+            "the commands need the signals of Linux or macOS; run them in WSL (the loop and "
+            "UnlearnTrainer work on Windows too)"
+        )
     keep_freed_memory()
     _quiet()
     from hamu.core.distributed import is_main, world_size

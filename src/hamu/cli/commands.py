@@ -13,8 +13,7 @@ from typing import Any
 from rich.console import Console
 from transformers import TrainingArguments
 
-from hamu.cli import demo, printed
-from hamu.cli.screen import say
+from hamu.cli import demo, printed, say
 from hamu.unlearning import jobs
 from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN
 from hamu.unlearning.jobs.settings import Parser, parser_of

@@ -7,11 +7,13 @@ paper's; then every method starts from it with the same learning rate, batches a
 from __future__ import annotations
 
 import copy
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 from transformers import set_seed
@@ -23,7 +25,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.membership import auc_of
 from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.report import plot_trajectories
+from hamu.report.pictures import plot_trajectories
 from hamu.report.tables import plain_table
 from hamu.unlearning.jobs.progress import ProgressBar, silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
@@ -161,6 +163,8 @@ def demo(
     scenario, settings = Scenario(task, seed), UNLEARN[task]
     console.print(f"1. Train {PROBLEMS[task][0]}.")
     set_seed(seed)
+    if "OMP_NUM_THREADS" not in os.environ:  # several of so small a model wait for each other
+        torch.set_num_threads(1)
     original, train = scenario.new_model()
     with ProgressBar(console, "train") as bar:
         train_original(original, train, config, scenario.task.collator, [bar])

@@ -136,8 +136,6 @@ def rounds_to_tf32(model: nn.Module) -> bool:
     uses_cudnn = any(isinstance(module, kinds) for module in model.modules())
     return any(
         backend.fp32_precision == "tf32"
-        if hasattr(backend, "fp32_precision")
-        else backend.allow_tf32
         for backend in (_backends() if uses_cudnn else _backends()[:1])
     )
 
@@ -146,15 +144,14 @@ def rounds_to_tf32(model: nn.Module) -> bool:
 def without_tf32() -> Iterator[None]:
     """Float32 products in float32: TF32 would hide the effect of a small step on a loss.
 
-    From torch 2.9 there are two interfaces, and one refuses to be read after the other was written
-    alone; both are turned off here, and restored as far as they could be read.
+    There are two interfaces, and one refuses to be read after the other was written alone; both are
+    turned off here, and restored as far as they could be read.
     """
     switches: list[tuple[Any, str, Any]] = []
     if torch.cuda.is_available():
         older = (torch.backends.cuda.matmul, torch.backends.cudnn)
-        newer = [one for one in _backends() if hasattr(one, "fp32_precision")]
         switches += [(one, "allow_tf32", False) for one in older]
-        switches += [(one, "fp32_precision", "ieee") for one in newer]
+        switches += [(one, "fp32_precision", "ieee") for one in _backends()]
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are two
         before = [(one, name, _read(one, name)) for one, name, _ in switches]
         _write(switches)
@@ -168,8 +165,7 @@ def without_tf32() -> Iterator[None]:
 def _backends() -> list[Any]:
     """Backends that may round: matrix products, cuDNN's convolutions and recurrent layers."""
     cudnn: Any = torch.backends.cudnn
-    parts = [cudnn.conv, cudnn.rnn] if hasattr(cudnn, "conv") else [cudnn]  # one before torch 2.9
-    return [torch.backends.cuda.matmul, *parts]
+    return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
 
 
 def _read(backend: Any, name: str) -> Any:

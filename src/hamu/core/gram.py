@@ -113,8 +113,11 @@ def combine_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Trainable parameters with their names; a HamuError if there are none."""
-    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    """Trainable parameters with their names, those of a compiled model as without; a HamuError if
+    there are none.
+    """
+    named = ((name.replace("_orig_mod.", ""), p) for name, p in model.named_parameters())
+    found = [(name, p) for name, p in named if p.requires_grad]
     if not found:
         raise HamuError(
             "the model has no trainable parameter; set requires_grad on those that may change"

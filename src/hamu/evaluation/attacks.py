@@ -24,7 +24,6 @@ from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind, O
 from hamu.evaluation.predictions import TokenPredictions, predict, predict_tokens
 
 Figures = dict[str, float]
-Scores = dict[str, Tensor]
 Advance = Callable[[int], None]
 _BITS = (0, 8, 4)  # 0: as saved
 _BLOCK = 64  # weights per NF4 scale
@@ -245,23 +244,20 @@ def _asked(
     model: nn.Module, data: AttackData, settings: AttackSettings, name: str, seed: int
 ) -> Outcome:
     """Outcome of an attack that does not train."""
-    rows: list[Figures]
     if name == known.QUANTIZE:
         records = _drawn(data.forget, settings.value("attack_records", data.kind), seed)
-        at: tuple[int, ...] = _BITS
-        rows = [data.measure(quantized(model, bits) if bits else model, records) for bits in at]
-        return _outcome(at, [[row] for row in rows])
+        models = (quantized(model, bits) if bits else model for bits in _BITS)
+        return _outcome(_BITS, [[data.measure(one, records)] for one in models])
     records = _drawn(data.forget, settings.attack_answers, seed)
     if name == known.PREFILL:
         words = settings.prefill_words
-        at = (0, words) if _has_prompts(records) else (words,)
-        scores = [prefilled(model, data, records, count) for count in at]
-        rows = [{key: one.mean().item() for key, one in each.items()} for each in scores]
+        at: tuple[int, ...] = (0, words) if _has_prompts(records) else (words,)
+        values = [prefilled(model, data, records, count).mean().item() for count in at]
     else:
         at = tuple(sorted({1, settings.attack_samples}))
         scores = sampled(model, data, records, settings.attack_samples)
-        rows = [{key: leak_at_k([one[key] for one in scores], k) for key in scores[0]} for k in at]
-    return _outcome(at, [[row] for row in rows])
+        values = [leak_at_k(scores, k) for k in at]
+    return _outcome(at, [[{"rouge_l_recall": value}] for value in values])
 
 
 def _outcome(
@@ -296,15 +292,15 @@ def extraction_strength(predictions: TokenPredictions) -> Tensor:
     return torch.stack([right.flip(0).double().cumprod(0).sum() / len(right) for right in each])
 
 
-def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Scores:
-    """Scores of greedy answers after the first words of the right ones, but for the last token."""
+def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Tensor:
+    """ROUGE-L of greedy answers after the first words of the right ones, but for the last token."""
     pairs = zip(records.tokens, records.scored_from, strict=True)
     starts = [_after(data.tokenizer, tokens.tolist(), start, words) for tokens, start in pairs]
     return _answered(model, data, replace(records, scored_from=tuple(starts)))
 
 
-def sampled(model: Any, data: AttackData, records: TextData, samples: int) -> list[Scores]:
-    """Scores, as of `prefilled`, of answers drawn at temperature 1 from the whole vocabulary."""
+def sampled(model: Any, data: AttackData, records: TextData, samples: int) -> list[Tensor]:
+    """ROUGE-L, as of `prefilled`, of answers drawn at temperature 1 from the whole vocabulary."""
     # drawn here, as `generate_answers` leaves the random state as it was
     seeds = [int(torch.randint(2**31, ())) for _ in range(samples)]
     return [_answered(model, data, records, seed) for seed in seeds]
@@ -334,18 +330,14 @@ def _after(tokenizer: Any, tokens: list[int], start: int, words: int) -> int:
     return min(end, max(start, last))
 
 
-def _answered(model: Any, data: AttackData, records: TextData, seed: int | None = None) -> Scores:
-    """Scores, [N], of answers (greedy without a seed), no longer than the longest right one."""
+def _answered(model: Any, data: AttackData, records: TextData, seed: int | None = None) -> Tensor:
+    """ROUGE-L of answers (greedy without a seed), no longer than the longest right one, [N]."""
     pairs = zip(records.tokens, records.scored_from, strict=True)
     rests = [tokens[start:].tolist() for tokens, start in pairs]
     texts = [data.tokenizer.decode(rest, skip_special_tokens=True) for rest in rests]
     size, longest = data.eval_batch_size, max(map(len, rests))
     answers = generate_answers(model, data.tokenizer, records, size, longest, sampling_seed=seed)
-    same = [answer.split() == text.split() for answer, text in zip(answers, texts, strict=True)]
-    return {
-        "rouge_l_recall": rouge_l_recall(answers, texts),
-        "exact_match": torch.tensor(same, dtype=torch.float64),
-    }
+    return rouge_l_recall(answers, texts)
 
 
 def check_can_quantize() -> Any:

@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.utils.hub import cached_file
+from transformers.trainer_utils import get_last_checkpoint
 
 from hamu.core.distributed import is_main, is_sharded
 from hamu.data.sources import HUB, is_of_hub, reading
 from hamu.errors import HamuError, first_line
-from hamu.files import CHECKPOINT, MODEL
+from hamu.files import MODEL
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -49,19 +50,14 @@ def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
     folder = Path(source)
     if is_of_hub(source) or any((folder / name).is_file() for name in configs):
         return
-    of_run = [folder / MODEL, *sorted(folder.glob(f"{CHECKPOINT}*"), key=_step, reverse=True)]
-    found = next((p for p in of_run if any((p / name).is_file() for name in CONFIGS)), None)
-    if found is not None:
-        raise HamuError(f"{source} is the folder of a run; its model is {found}")
+    newest = get_last_checkpoint(source) if folder.is_dir() else None
+    for place in (folder / MODEL, Path(newest or source)):
+        if any((place / name).is_file() for name in CONFIGS):
+            raise HamuError(f"{source} is the folder of a run; its model is {place}")
     raise HamuError(
         f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written "
         f"by save_pretrained (or by `hamu train`), or hub:OWNER/NAME"
     )
-
-
-def _step(checkpoint: Path) -> int:
-    step = checkpoint.name.removeprefix(CHECKPOINT)
-    return int(step) if step.isdecimal() else -1
 
 
 def no_safetensors(model: str) -> HamuError:
@@ -158,12 +154,8 @@ def folder_of(source: str) -> Path:
     """Return the folder of a saved model; one of the hub must be in the hub's cache."""
     if not is_of_hub(source):
         return Path(source)
-    settings = {"local_files_only": True, "_raise_exceptions_for_missing_entries": False}
-    found = (cached_file(source.removeprefix(HUB), name, **settings) for name in CONFIGS)
-    path = next(filter(None, found), None)
-    if path is None:
-        raise HamuError(f"the model {source} is not in the hub's cache; load it once first")
-    return Path(path).parent
+    with reading(f"the model {source} is not in the hub's cache; load it once first"):
+        return Path(snapshot_download(source.removeprefix(HUB), local_files_only=True))
 
 
 def is_adapter(folder: str | Path) -> bool:

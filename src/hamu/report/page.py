@@ -38,7 +38,7 @@ from hamu.report.run import (
     told_apart,
 )
 from hamu.report.tables import Column, Table, number, text_table
-from hamu.unlearning.compare.rows import model_figures
+from hamu.unlearning.compare.runs import model_figures
 from hamu.unlearning.goal_report import forgotten_words, goal_name, has_share, meaning
 from hamu.unlearning.goals import record_losses
 from hamu.unlearning.record.inputs import differing, without_order

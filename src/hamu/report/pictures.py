@@ -92,16 +92,7 @@ def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
 
 
 def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
-    """Draw -ΔL_r against ΔL_f with a marker per evaluation (paper, Fig. 4) and save it.
-
-    Up and to the right is better. Both losses change alike on the dotted diagonal. The legend
-    states the ends of trajectories that the picture cuts.
-
-    Args:
-        trajectories: by method its points (-ΔL_r, ΔL_f), from (0, 0) on.
-        path: of the picture; the suffix chooses the format.
-        title: above it.
-    """
+    """Draw -ΔL_r against ΔL_f by method, with a marker per evaluation (paper, Fig. 4)."""
     figure, axes = plt.subplots(figsize=(7.5, 5.2), layout="constrained")
     draw_trajectories(axes, list(trajectories.items()), title)
     save_figure(figure, path)
@@ -113,15 +104,7 @@ def plot_comparison(
     path: Path,
     title: str = "",
 ) -> None:
-    """Draw trajectories of runs beside the methods' hypervolumes and save them.
-
-    Args:
-        runs: method, points (see `plot_trajectories`) and gains of the model saved, the best
-            first; later runs of a method are drawn fainter.
-        hypervolumes: by method.
-        path: of the picture; the suffix chooses the format.
-        title: above it.
-    """
+    """Draw runs (method, points, gains of the model saved), the best first, beside hypervolumes."""
     figure, (axes, bars) = plt.subplots(
         1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained"
     )
@@ -139,13 +122,7 @@ def plot_comparison(
 
 
 def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, path: Path) -> None:
-    """Draw and save the first-order cost of every demand (Theorem 4.1, App. B.6).
-
-    Args:
-        frontiers: by variant.
-        method: of the run to come; its demand is marked in its panel.
-        path: of the picture; the suffix chooses the format.
-    """
+    """Draw the first-order cost of every demand by variant, and mark the method's (App. B.6)."""
     size = (5.2 * len(frontiers), 4.2)
     figure, panels = plt.subplots(1, len(frontiers), figsize=size, layout="constrained")
     for axes, (name, found) in zip(panels, frontiers.items(), strict=True):

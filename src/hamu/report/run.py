@@ -24,7 +24,7 @@ from hamu.errors import HamuError, first_line
 from hamu.evaluation import Predictions, TokenPredictions, rouge_l_recall
 from hamu.evaluation.gains import Gains, gains_of, trajectory_of
 from hamu.unlearning.record.inputs import read_inputs
-from hamu.unlearning.record.schema import schema, violations
+from hamu.unlearning.record.record import schema, violations
 from hamu.unlearning.stop_reason import StopKind, kind_in
 
 ROLES = ("before", "after")

@@ -102,6 +102,7 @@ class _Child:
             reason = self._said.recv()
         except EOFError:  # it could not say anything any more
             reason = f"it ended with exit code {code}" if code else ""
+        self._said.close()
         if code < 0:
             reason = f"killed by {signal.Signals(-code).name}"
         return Ended(self._name, time.monotonic() - self._begin, reason, code in _INTERRUPTED)

@@ -18,11 +18,18 @@ from hamu.core.methods import method_classes
 from hamu.errors import HamuError, Interrupted
 from hamu.evaluation import build_metrics
 from hamu.files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD
-from hamu.report import plot_comparison
+from hamu.report.pictures import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare.children import Children
-from hamu.unlearning.compare.rows import Comparison, check_same_inputs, trajectory
-from hamu.unlearning.compare.runs import Cell, Plan, Runs, cells
+from hamu.unlearning.compare.runs import (
+    Cell,
+    Comparison,
+    Plan,
+    Runs,
+    cells,
+    check_same_inputs,
+    trajectory,
+)
 from hamu.unlearning.jobs.options import CompareOptions
 from hamu.unlearning.jobs.progress import handling, silent, task_bar
 from hamu.unlearning.jobs.settings import every_option, settings_of

@@ -22,9 +22,8 @@ from hamu.evaluation import TofuSets, attack_results, build_metrics, forget_qual
 from hamu.evaluation.answers import PERTURBED
 from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind
 from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
-from hamu.report import plot_frontiers
 from hamu.report.page import answers_page
-from hamu.report.pictures import plot_attacks
+from hamu.report.pictures import plot_attacks, plot_frontiers
 from hamu.report.run import answered
 from hamu.unlearning.goal_report import goal_lines, goal_report
 from hamu.unlearning.goals import NOTHING_TELLS, choose_goal

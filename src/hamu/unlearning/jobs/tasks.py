@@ -98,6 +98,7 @@ class Task(ABC):
         self.settings, self.console, self.given = settings, console, settings.given
         self.data, self.run = settings.of(DataOptions), settings.of(RunOptions)
         self.args = settings.of(TrainConfig)
+        self.args.settle_batch_sizes(is_text=isinstance(self, TextTask))
         further = [one for one in settings.options if isinstance(one, OriginalOptions)]
         self.original_model = further[0].original_model if further else None
         self.classes_of = self.run.model
@@ -440,12 +441,6 @@ class TextTask(Task):
     predictor = staticmethod(predict_tokens)
     has_test_split = staticmethod(text.has_test_split)
     tokenizer: Any = None
-
-    def __init__(self, settings: Settings, console: Console) -> None:
-        super().__init__(settings, console)
-        for side, size in (("train", 8), ("eval", 16)):
-            if f"per_device_{side}_batch_size" not in self.given:
-                setattr(self.args, f"per_device_{side}_batch_size", size)
 
     def read(self, source: str, split: str) -> TextRecords:
         return text.read_text(source, split, **self.reading)

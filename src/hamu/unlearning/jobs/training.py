@@ -326,17 +326,16 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     has_data = settings.of(DataOptions).data is not None
     task = choose_task(settings, console) if has_data else TextTask(settings, console)
     args, model = task.args, str(task.run.model)
-    unlearns = isinstance(args, UnlearnConfig)
-    is_new = not unlearns and task.is_built_in(model)
-    if task.run.model is None or (unlearns and task.is_built_in(model)):
+    unlearns, is_built_in = isinstance(args, UnlearnConfig), task.is_built_in(model)
+    if task.run.model is None or (unlearns and is_built_in):
         raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME")
-    task.classes_of = None if is_new else model
+    task.classes_of = None if is_built_in else model
     if model not in shapes.KNOWN:  # which is no adapter, and needs no look at the hub
         task.settle_adapter()
-    sets = _sets(task)
-    sizes = _of_texts(task, sets, is_new) if isinstance(task, TextTask) else _of_images(task, sets)
-    parameters, trained, memory, note = sizes
-    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    sets, batch = _sets(task), args.per_device_train_batch_size
+    sizes = _of_texts if isinstance(task, TextTask) else _of_images
+    parameters, trained, memory, most = sizes(task, sets)
+    per_step = batch * args.gradient_accumulation_steps
     epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
     rows = [("parameters", f"{parameters:,}")]
@@ -349,8 +348,11 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
         written = f"{size:.2f} GB" if size >= 1 else f"{1000 * size:.1f} MB"
         rows.append((f"memory: {name}", written))
-    smaller = "Smaller: --per_device_train_batch_size with --gradient_accumulation_steps"
-    return RunPlan(tuple(rows), f"Activations are those of {note} {smaller}.")
+    note = (
+        f"Activations are those of {batch} {most}. Smaller: --per_device_train_batch_size with "
+        f"--gradient_accumulation_steps, --max_length, --gradient_checkpointing"
+    )
+    return RunPlan(tuple(rows), note)
 
 
 def _sets(task: Task) -> dict[str, Any]:
@@ -359,12 +361,11 @@ def _sets(task: Task) -> dict[str, Any]:
     They are a range where their numbers are stated and the data are not here.
     """
     counts = {"retain": task.data.expected_retain, "forget": task.data.expected_forget}
-    stated = {name: range(count) for name, count in counts.items() if count is not None}
+    sets: dict[str, Any] = {name: range(count) for name, count in counts.items() if count}
     sources = task.data_sources()
     is_here = sources and all(s == task.bundled or Path(s).exists() for s in sources)
     unlearns, without_forget = isinstance(task.args, UnlearnConfig), task.run.without_forget
-    sets: dict[str, Any] = stated
-    if is_here or len(stated) < len(counts):
+    if is_here or len(sets) < len(counts):
         if not unlearns and not without_forget:
             return {"training": task.train_and_test()[0]}
         sets = task.problem().sets()
@@ -374,59 +375,45 @@ def _sets(task: Task) -> dict[str, Any]:
     return {"training": sets["retain"] if without_forget else everything}
 
 
-_Sizes = tuple[int, int, dict[str, float], str]  # parameters, trained ones, GB by part, a note
+_Sizes = tuple[int, int, dict[str, float], str]  # parameters, trained ones, GB by part, records
 
 
-def _of_texts(task: TextTask, sets: dict[str, Any], is_new: bool) -> _Sizes:
+def _of_texts(task: Any, sets: dict[str, Any]) -> _Sizes:
     """From the configuration alone; a new model is made, as its vocabulary follows from records."""
     args, run, longest = task.args, task.run, task.data.max_length
-    if is_new:
+    if task.classes_of is None:
         shape = shapes.shape_of(task.new_model(task.built_in, sets["training"]))
     else:
-        shape = shapes.model_shape(
-            str(run.model),
-            task.adapter(),
-            task.dtype(),
-            base_model=run.base_model,
-            trust_remote_code=run.trust_remote_code,
-        )
-    length = min(longest, shape.longest or longest)
+        base, how = run.base_model, (task.adapter(), task.dtype())
+        shape = shapes.model_shape(run.model, *how, base_model=base, **task.trust)
+    length, checkpointing = min(longest, shape.longest or longest), checkpoints_activations(args)
+    tokens = args.per_device_train_batch_size * length
     memory = shapes.estimate_memory(
-        shape,
-        tokens=args.per_device_train_batch_size * length,
-        **_copies(args),
-        checkpointing=checkpoints_activations(args),
+        shape, tokens=tokens, checkpointing=checkpointing, **_copies(args)
     )
-    note = (
-        f"records of {length} tokens each, the longest allowed; --max_length and "
-        f"--gradient_checkpointing need less."
-    )
-    return shape.parameters, shape.trainable, memory, note
+    return shape.parameters, shape.trainable, memory, f"records of {length} tokens"
 
 
 def _of_images(task: Any, sets: dict[str, Any]) -> _Sizes:
     """From the model itself, new or loaded, and a forward pass of one image."""
-    args, source, batch = task.args, task.run.model, task.args.per_device_train_batch_size
+    args, source = task.args, task.run.model
     is_loaded = isinstance(args, UnlearnConfig)
     first = next(iter(sets.values()))
     model = task.start_model(source) if is_loaded else task.new_model(source, first)
     image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
     every = list(model.parameters())
     trained = [p for p in every if p.requires_grad]
-    nbytes = sum(p.nbytes for p in trained)
-    frozen = sum(p.nbytes for p in every) - nbytes
-    memory = shapes.memory_of_weights(nbytes, frozen, **_copies(args))
-    kept = batch * shapes.kept_for_backward(model, {"pixel_values": image[None]})
+    own, whole = (sum(p.nbytes for p in some) for some in (trained, every))
+    memory = shapes.memory_of_weights(own, whole - own, **_copies(args))
+    kept = shapes.kept_for_backward(model, {"pixel_values": image[None]})
+    memory["activations"] = args.per_device_train_batch_size * kept / 1e9
     counts = [sum(p.numel() for p in some) for some in (every, trained)]
-    return counts[0], counts[1], memory | {"activations": kept / 1e9}, f"{batch} images."
+    return counts[0], counts[1], memory, "images"
 
 
 def _copies(args: Any) -> dict[str, Any]:
     """Settings that decide how often the weights are held."""
     objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
     names = [name for name in objectives if name]
-    return {
-        "optimizer": str(args.optim),
-        "sides": len(names) or 1,
-        "keeps_original": any(build_objective(name).needs_original for name in names),
-    }
+    keeps = any(build_objective(name).needs_original for name in names)
+    return {"optimizer": str(args.optim), "sides": len(names) or 1, "keeps_original": keeps}

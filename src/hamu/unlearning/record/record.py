@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache
+from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +27,12 @@ from hamu.evaluation.reports import Ends, change_intervals, record_intervals
 from hamu.models.storage import is_adapter
 from hamu.unlearning.goal_report import forgotten_words, meaning
 from hamu.unlearning.record.inputs import Inputs, saved_model_entry, short_name
-from hamu.unlearning.record.schema import schema, violations
 from hamu.unlearning.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from hamu.unlearning.trainer import UnlearnTrainer
 
+Found = Mapping[str, Any]  # of JSON
 FORMAT, VERSION = "hamu-unlearning-record", 2
 SETS, FIGURES = ("retain", "forget", "test"), ("loss", "accuracy", "probability")
 _OF_CARD = ("train", *SETS)
@@ -40,15 +42,25 @@ _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 _OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting")
 _OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
 
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "number": (int, float),
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+}
+
 
 def write_record(
     folder: RunFolder,
     trainer: UnlearnTrainer,
-    evaluation: Mapping[str, Any],
+    evaluation: Found,
     *,
     problem: UnlearningData[Any],
     chosen_by: str,
-    settings: Mapping[str, Any],
+    settings: Found,
     inputs: Inputs,
 ) -> None:
     """Write record.md and record.json of a run whose model, log and figures are in its folder.
@@ -85,7 +97,7 @@ def write_record(
 
 
 def _sets(
-    problem: UnlearningData[Any], inputs: Inputs, chosen_by: str, settings: Mapping[str, Any]
+    problem: UnlearningData[Any], inputs: Inputs, chosen_by: str, settings: Found
 ) -> dict[str, Any]:
     """The sets by their digests, with the count of texts of which the model was given a part."""
     found: dict[str, Any] = {}
@@ -114,9 +126,7 @@ def _models(run: Path, inputs: Inputs) -> dict[str, Any]:
 
 
 def measured_in(
-    evaluation: Mapping[str, Any],
-    predictions: Mapping[str, Mapping[str, Any]] | None = None,
-    seed: int = 42,
+    evaluation: Found, predictions: Mapping[str, Found] | None = None, seed: int = 42
 ) -> dict[str, Any]:
     """The parts of evaluation.json that a record holds; see `figures`."""
     return {
@@ -135,9 +145,7 @@ def measured_in(
     }
 
 
-def figures(
-    report: Mapping[str, Any], predictions: Mapping[str, Any] | None = None, seed: int = 42
-) -> dict[str, Any]:
+def figures(report: Found, predictions: Found | None = None, seed: int = 42) -> dict[str, Any]:
     """Figures of a report on a model, with bootstrap intervals if its predictions are given."""
     sets = {}
     for name in (name for name in SETS if name in report):
@@ -162,10 +170,7 @@ def figures(
 
 
 def changes(
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    predictions: tuple[Mapping[str, Any], ...],
-    seed: int,
+    before: Found, after: Found, predictions: tuple[Found, ...], seed: int
 ) -> dict[str, Any]:
     """By set the change of each of two models' `figures`, with intervals over the same records."""
     found = {}
@@ -177,11 +182,11 @@ def changes(
     return found
 
 
-def _named(intervals: Ends, of: Mapping[str, Any]) -> dict[str, Any]:
+def _named(intervals: Ends, of: Found) -> dict[str, Any]:
     return {f"{key}_interval": intervals.get(key) for key in FIGURES if key in of}
 
 
-def goal_figures(goal: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def goal_figures(goal: Found | None) -> dict[str, Any] | None:
     """The goal of a run and the counts of its records, without positions in the forget set."""
     if goal is None:
         return None
@@ -206,8 +211,8 @@ def write_model_card(
     base: str | None,
     method: str | None = None,
     forget_records: int = 0,
-    reports: Mapping[str, Mapping[str, Any]] | None = None,
-    goal: Mapping[str, Any] | None = None,
+    reports: Mapping[str, Found] | None = None,
+    goal: Found | None = None,
 ) -> None:
     """Write README.md into the folder of a saved model.
 
@@ -249,13 +254,13 @@ def read_record(run: Path) -> dict[str, Any] | None:
     return found if next(violations(found, schema()), None) is None else None
 
 
-def markdown(record: Mapping[str, Any]) -> str:
+def markdown(record: Found) -> str:
     """The record for people to read, record.md."""
     sets = list(record["figures"]["after"]["sets"])
     return _templates().get_template("record.md.j2").render(record, sets=sets)
 
 
-def statement(record: Mapping[str, Any]) -> list[str]:
+def statement(record: Found) -> list[str]:
     """Sentences on what a record proves and what it does not, from all else of the record."""
     return _templates().get_template("statement.j2").render(record).splitlines()
 
@@ -314,3 +319,48 @@ def _log(run: Path) -> list[dict[str, Any]]:
     path = run / files.STEPS
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines]
+
+
+def schema() -> dict[str, Any]:
+    """The schema of record.json."""
+    path = resources.files("hamu.unlearning.record") / "schema.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def violations(value: Any, against: Found, name: str = "record") -> Iterator[str]:
+    """Parts of a JSON value that do not fit a schema, each with its place, which `name` begins."""
+    return _violations(value, against, against.get("$defs", {}), name)
+
+
+def _violations(value: Any, part: Found, shared: Found, at: str) -> Iterator[str]:
+    while "$ref" in part:  # what stands beside a reference takes the place of what it has
+        own = {key: one for key, one in part.items() if key != "$ref"}
+        part = {**shared[part["$ref"].removeprefix("#/$defs/")], **own}
+    kinds = part.get("type", list(_TYPES))
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not any(_is(value, kind) for kind in kinds):
+        yield f"{at} is not of type {' or '.join(kinds)}"
+    elif "enum" in part and value not in part["enum"]:
+        yield f"{at} is not one of {part['enum']}"
+    elif isinstance(value, str) and not re.search(part.get("pattern", ""), value):
+        yield f"{at} does not match {part['pattern']}"
+    elif isinstance(value, int | float) and value < part.get("minimum", value):
+        yield f"{at} is below {part['minimum']}"
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _violations(one, part.get("items", {}), shared, f"{at}[{number}]")
+    elif isinstance(value, dict):
+        yield from (f"{at} has no {key}" for key in part.get("required", ()) if key not in value)
+        for key, one in value.items():
+            others = part.get("additionalProperties", True)
+            inner = part.get("properties", {}).get(key, others)
+            if inner is False:
+                yield f"{at} has the unknown key {key}"
+            elif inner is not True:
+                yield from _violations(one, inner, shared, f"{at}.{key}")
+
+
+def _is(value: Any, kind: str) -> bool:
+    """JSON's types; a truth value is no number."""
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))

@@ -17,12 +17,12 @@ import hamu
 from hamu import files
 from hamu.errors import HamuError, first_line
 from hamu.unlearning.record import inputs, record
-from hamu.unlearning.record.record import SETS, plain
-from hamu.unlearning.record.schema import schema, violations
+from hamu.unlearning.record.record import SETS, plain, schema, violations
 
 if TYPE_CHECKING:
     from hamu.unlearning.jobs.review import NamedSources
 
+Found = Mapping[str, Any]  # of JSON
 # Largest distance of figures from those recorded, absolutely, and for those above 1 relatively.
 TOLERANCE = {"float32": 0.005, "half precision": 0.05}
 _MODELS = {
@@ -92,7 +92,7 @@ def _finding(
     return Finding(statement, not wrong, wrong)
 
 
-def _of_folder(run: Path, found: Mapping[str, Any], sources: NamedSources) -> _Checks:
+def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     """Checks that need no data and no model."""
 
     def readable() -> str | None:
@@ -146,13 +146,13 @@ def _digest(path: Path) -> str | None:
     return files.file_digest(path) if path.is_file() else None
 
 
-def _of_sources(run: Path, found: Mapping[str, Any], sources: NamedSources) -> _Checks:
+def _of_sources(run: Path, found: Found, sources: NamedSources) -> _Checks:
     """Checks of the models' weights and of the sets."""
 
     def digest(folder: Callable[[str], Path], role: str) -> str | None:
         return inputs.weights_digest(folder(role))
 
-    def entry(side: str) -> Mapping[str, Any] | None:
+    def entry(side: str) -> Found | None:
         entries = inputs.set_entries(side, sources.problem.sets().get(side))
         return inputs.digests_in(entries[f"{side} set"])
 
@@ -173,7 +173,7 @@ def _of_sources(run: Path, found: Mapping[str, Any], sources: NamedSources) -> _
             yield f"the {side} set is the one recorded", recorded, partial(entry, side)
 
 
-def _of_figures(found: Mapping[str, Any], sources: NamedSources) -> _Checks:
+def _of_figures(found: Found, sources: NamedSources) -> _Checks:
     """Checks that evaluate the models again."""
     figures, goal = found["figures"], found["goal"]
 

@@ -97,8 +97,12 @@ class TrainConfig(TrainingArguments):
     learning_rate: float = _option(1e-3, "Learning rate.")
     num_train_epochs: float = _option(50, "Passes over the training data.")
     lr_scheduler_type: str = _option("constant", "Its schedule: constant, linear, cosine, ...")
-    per_device_train_batch_size: int = _option(128, "Samples per forward and backward pass.")
-    per_device_eval_batch_size: int = _option(500, "Samples per forward pass of an evaluation.")
+    per_device_train_batch_size: int = _option(
+        None, "Samples per forward and backward pass; by default 128 images or 8 texts."
+    )
+    per_device_eval_batch_size: int = _option(
+        None, "Samples per forward pass of an evaluation; by default 500 images or 16 texts."
+    )
     max_grad_norm: float = _option(0.0, "Clip the gradient to this global norm; 0 for no clipping.")
     logging_steps: float = _option(50, "Steps from one log entry to the next.")
     save_strategy: str = _option("no", "When to save checkpoints: no, steps, epoch.")
@@ -138,6 +142,12 @@ class TrainConfig(TrainingArguments):
             self._n_gpu = 1
         # transformers adds one by itself where its environment has another
         self.report_to = trackers  # type: ignore[assignment]
+
+    def settle_batch_sizes(self, *, is_text: bool) -> None:
+        """Set the batch sizes that were not given."""
+        train, evaluated = (8, 16) if is_text else (128, 500)
+        self.per_device_train_batch_size = self.per_device_train_batch_size or train
+        self.per_device_eval_batch_size = self.per_device_eval_batch_size or evaluated
 
     def _check_launcher(self) -> None:
         """Check the environment of `accelerate launch`, which bypasses settings and record."""
@@ -181,14 +191,10 @@ class UnlearnConfig(TrainConfig):
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
     stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
     stopping_window: int = _option(1, "Average the criterion over this many steps.")
-    pairing: str = _option(
-        "sequential",
-        "With several processes: sequential, or split (half hold retain, half forget records).",
-    )
+    pairing: str = _option("sequential", "sequential, or split (half the processes for each side).")
     shard: bool = _option(False, "Shard model, gradients and optimizer over processes (FSDP2).")
     offload_grads: str = _option(
-        "none",
-        "Where one side's gradient waits: none, cpu, bf16 (half the memory, rounded to 2^-8).",
+        "none", "Where one gradient waits: none, cpu, bf16 (rounded 2^-8)."
     )
     correct_steps: bool = _option(False, "Correct steps short of the demand (a copy of weights).")
     trust_region: bool = _option(
@@ -235,9 +241,7 @@ class UnlearnConfig(TrainConfig):
         "twice the time a step, more steps, four copies of what is trained.",
     )
     lookahead_steps: int = _option(40, "With --lasting: steps of fine-tuning looked ahead.")
-    lookahead_rate: float | None = _option(
-        None, "With --lasting: their rate; by default 1e-3 for images, 3e-4 for texts."
-    )
+    lookahead_rate: float | None = _option(None, "Rate of these steps; 1e-3, for texts 3e-4.")
     max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")

@@ -56,7 +56,7 @@ from hamu.unlearning.trainer.logs import silence, stand_between
 _logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.json"
 
-# Private methods of transformers' Trainer that this package overrides, each there since 5.3.
+# Private methods of transformers' Trainer that this package overrides, each there since 5.18.
 # transformers promises nothing of them: where one is missing the import fails, instead of a run
 # that takes other steps than it should.
 OVERRIDDEN = (
@@ -81,7 +81,7 @@ _missing = [name for name in OVERRIDDEN if not hasattr(Trainer, name)]
 if _missing:
     raise ImportError(
         f"transformers {__version__} lacks Trainer.{_missing[0]}, which hamu overrides; "
-        f'pip install "transformers>=5.3,<6"'
+        f'pip install "transformers>=5.18,<6"'
     )
 
 
@@ -493,6 +493,7 @@ def train_original(
         )
     set_up_layers(model, args, channels_last=args.channels_last)
     is_text = "input_ids" in data[0]
+    args.settle_batch_sizes(is_text=is_text)
     if evaluates and args.metric_for_best_model is not None:
         check_is_measured(args.metric_for_best_model, ["loss"] if is_text else ["loss", "accuracy"])
     args.prediction_loss_only = is_text  # all tokens' logits would not fit in memory

@@ -123,6 +123,7 @@ class UnlearnTrainer(ResumableTrainer):
         )
         data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
         check_items(model, data_collator, **data)
+        args.settle_batch_sizes(is_text=is_text(retain_dataset))
         self._batchnorms = _batchnorms(model, args)
         self.evaluations = Evaluations(model, args, data_collator, **data)
         self._set_up(model, method, args)

@@ -1,13 +1,63 @@
-"""Ends of a run that its losses call for."""
+"""Both sides of a run: items are checked when a trainer is made, losses may call for its end."""
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
+from hamu import HamuError, UnlearnConfig, UnlearnTrainer
 from hamu.core.objectives import Scored
 from hamu.unlearning.stop_reason import StopReason
 from hamu.unlearning.trainer import sides
 from hamu.unlearning.trainer.sides import EarlyEnds
+
+GOOD = [{"pixel_values": torch.ones(3), "labels": 0}] * 4
+
+
+def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, **given):
+    args = UnlearnConfig(output_dir=str(tmp_path / "out"), eval_on_start=False, eval_strategy="no")
+    return UnlearnTrainer(
+        model or nn.Linear(3, 2), args, retain_dataset=retain, forget_dataset=forget, **given
+    )
+
+
+@pytest.mark.parametrize(
+    ("item", "found"),
+    [
+        ({"image": 0, "label": 1}, "a mapping with the keys image, label"),
+        ({"text": "a", "labels": 1}, "a mapping with the keys text, labels"),
+        ((torch.ones(3), 1), "of type tuple"),
+    ],
+)
+@pytest.mark.parametrize("side", ["retain", "forget", "test_dataset"])
+def test_an_item_of_another_form_is_named_with_the_form_expected(tmp_path, side, item, found):
+    named = f"an item of the {side[:4] if side == 'test_dataset' else side} set is {found}"
+    with pytest.raises(HamuError, match=f"{named}; expected a mapping with pixel_values and lab"):
+        trainer_of(tmp_path, **{side: [item] * 4})
+    assert not (tmp_path / "out").exists(), "before anything is written"
+
+
+def test_a_collator_of_ones_own_may_make_the_batch(tmp_path):
+    pairs = TensorDataset(torch.ones(4, 3), torch.zeros(4).long())
+
+    def own(items):
+        return dict(
+            zip(("pixel_values", "labels"), map(torch.stack, zip(*items, strict=True)), strict=True)
+        )
+
+    assert trainer_of(tmp_path, pairs, pairs, data_collator=own)
+    with pytest.raises(HamuError, match="an item of the retain set is a mapping with the keys x"):
+        trainer_of(tmp_path, pairs, pairs, data_collator=lambda items: {"x": items})
+
+
+def test_a_model_may_have_a_main_input_of_another_name(tmp_path):
+    model = nn.Linear(3, 2)
+    model.main_input_name = "input_values"
+    records = [{"input_values": torch.ones(3), "labels": 0}] * 4
+    assert trainer_of(tmp_path, records, records, model)
+    with pytest.raises(HamuError, match="keys input_values, labels"):
+        trainer_of(tmp_path, records, records)
 
 
 def scored(logits, labels):

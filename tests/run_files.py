@@ -1,0 +1,21 @@
+"""Files that the tests of commands give and find."""
+
+import json
+from pathlib import Path
+
+
+def read(path):
+    return json.loads(Path(path).read_text())
+
+
+def read_rows(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def write_rows(path, rows):
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def contents(folder="."):
+    """All files with their bytes, and folders."""
+    return {path: path.is_file() and path.read_bytes() for path in Path(folder).rglob("*")}
