@@ -4,15 +4,16 @@ It minimises the retain loss under the constraint that a share of the forget rec
 targets, with HAMU-Q on the bounded objective as the engine:
 
     repeat
-        k steps of HAMU-Q with demand φ at rate η, on forget records that are not forgotten
+        k steps of HAMU-Q with demand φ at rate η
+        take the mean of the weights over them (Polyak averaging; not in a lasting run)
         measure every forget record and some retain records
         keep the state if it has the most records forgotten so far, and is within the budget
-        end if the share is reached within the budget (a lasting run: also after fine-tuning a
-            copy, twice in a row)
+        end if the share is reached within the budget, by all retain records too (a lasting run:
+            also after fine-tuning a copy, twice in a row)
         the budget is exceeded           ->  φ halved: the steps repair the retain loss
         half of it is left               ->  φ up by a quarter
         far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
-        too many records too high        ->  η down by a quarter (not in a lasting run)
+        more and more records too high   ->  η down by a quarter (not in a lasting run)
         no progress                      ->  η up by a quarter (not lasting yet: by a half)
 
 The state that it ends with is never worse than the start: of all that were measured within the
@@ -51,7 +52,7 @@ _PATIENCE = 12  # measurements without a better state or less missing, before a 
 _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "_first_rate", "_settled", "_free"),
     *("_best_count", "_best_cost", "_records", "_least_missing", "_last_missing", "_last_cost"),
-    *("_idle", "_lasted"),
+    *("_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond"),
 )
 
 
@@ -73,9 +74,12 @@ class Controller(TrainerCallback):
         self.start_loss = math.nan  # the budget counts from it
         self._best_count, self._best_cost, self._records = -1, math.inf, 0
         self._least_missing = self._last_missing = self._last_cost = math.inf
-        self._idle = self._lasted = 0
+        self._idle = self._lasted = self._last_too_high = 0
+        self._beyond = 0.0  # rise over all retain records less that of the measured, last known
         self._free: list[bool] = []
         self._good: list[Tensor] = []
+        self._mean: list[Tensor] = []  # of the weights since the last measurement
+        self._in_mean = 0  # steps
         self._constraint: Any = None
         self._optimizer: Any = None
 
@@ -112,11 +116,14 @@ class Controller(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where that is due, and set what follows from it."""
+        if self._work.lookahead is None and not self._settled:
+            self._average()
         last = state.global_step >= state.max_steps or control.should_training_stop
         is_due = last or state.global_step % self.every == 0 or self._can_rehearse
         if self._settled or not is_due:
             return
         self._settled = last
+        self._take_mean()
         now = self._work.stand()
         self._note(now, state.global_step)
         if self._adapt(now):
@@ -137,13 +144,17 @@ class Controller(TrainerCallback):
 
     def _adapt(self, now: Standing) -> bool:
         """Keep the state, and set demand and rate; return True if the run went back."""
-        cost = now.retain_loss - self.start_loss
+        cost = now.retain_loss - self.start_loss + self._beyond
         within = now.is_finite and cost <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
+        is_there = within and self._is_there(now)
+        if is_there:
+            cost = self._cost_by_all(cost)
+            within = cost <= self.budget
         if within and self._is_better(now, cost):
             self._idle = 0 if now.count > self._best_count else self._idle
             self._keep(now)
-        if within and self._is_there(now):
+        if within and is_there:
             self._keep(now)
             self.reached = True
             self._finish("goal", f"the goal is reached: {self._words()}")
@@ -167,6 +178,7 @@ class Controller(TrainerCallback):
         elif self._can_rehearse and cost < 0.5 * self.budget:  # forgotten, but it does not last yet
             self._change(rate=1.5)
         self._last_missing, self._last_cost = now.missing, cost
+        self._last_too_high = int(now.too_high.sum())
         if self._constraint is not None:
             self._free = [*self._free[1 - _PATIENCE :], bool(self._constraint.some_demand_is_free)]
         return goes_back
@@ -188,9 +200,25 @@ class Controller(TrainerCallback):
         self._lasted = self._lasted + 1 if least >= self._goal.share * len(now.losses) else 0
         return self._lasted >= _REHEARSALS
 
+    def _cost_by_all(self, cost: float) -> float:
+        """Return the rise of the loss over all retain records, by which later costs are corrected.
+
+        What is measured between is a sample, and its most favourable states are chosen.
+        """
+        rise = self._work.retain_rise()
+        if rise is not None:
+            self._beyond += rise - cost
+            cost = self.history[-1]["retain_rise"] = rise
+        return cost
+
     def _stands_out(self, now: Standing) -> bool:
-        """True if too many records are too high; a lasting run needs them so."""
-        return self._work.lookahead is None and bool(now.too_high.double().mean() > 2 * LEVEL)
+        """True if too many records are too high, and ever more; a lasting run needs them so."""
+        many = max(2 * LEVEL * len(now.losses), self._last_too_high)
+        return self._work.lookahead is None and int(now.too_high.sum()) > many
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [*self._work.pair.parameters]
 
     @property
     def _method(self) -> HamuQ:
@@ -209,19 +237,40 @@ class Controller(TrainerCallback):
         self.rate = min(most, max(least, rate * self.rate))
 
     @torch.no_grad()
-    def _keep(self, now: Standing) -> None:
-        parameters: list[Tensor] = [*self._work.pair.parameters]
-        if self._good:
-            torch._foreach_copy_(self._good, parameters)
+    def _average(self) -> None:
+        """Add the weights to their mean, in float32 at least."""
+        self._in_mean += 1
+        kinds = [torch.promote_types(p.dtype, torch.float32) for p in self._parameters]
+        wide = [p.detach().to(kind) for p, kind in zip(self._parameters, kinds, strict=True)]
+        if self._mean:
+            torch._foreach_lerp_(self._mean, wide, 1 / self._in_mean)
         else:
-            self._good = [p.detach().clone() for p in parameters]
+            self._mean = [p.clone() for p in wide]
+
+    @torch.no_grad()
+    def _take_mean(self) -> None:
+        """Replace the weights by their mean since the last measurement, without most of its noise.
+
+        The last weights alone are off it by the noise of their batches, which moves a whole class
+        of records beyond a narrow target and back.
+        """
+        if self._mean:
+            torch._foreach_copy_(self._parameters, self._mean)
+            self._mean, self._in_mean = [], 0
+
+    @torch.no_grad()
+    def _keep(self, now: Standing) -> None:
+        if self._good:
+            torch._foreach_copy_(self._good, self._parameters)
+        else:
+            self._good = [p.detach().clone() for p in self._parameters]
         self._best_count, self._records = now.count, len(now.losses)
-        self._best_cost = now.retain_loss - self.start_loss
+        self._best_cost = now.retain_loss - self.start_loss + self._beyond
 
     @torch.no_grad()
     def _go_back(self) -> None:
         """Restore the best state, without what optimizer and point ahead remember of another."""
-        torch._foreach_copy_([*self._work.pair.parameters], self._good)
+        torch._foreach_copy_(self._parameters, self._good)
         if self._optimizer is not None:
             self._optimizer.state.clear()
         if self._work.lookahead is not None:
@@ -272,15 +321,24 @@ class Controller(TrainerCallback):
             setattr(self, name, math.inf if state[name] is None else state[name])
         self._work.pair.method = replace(self._method, constraint=state["demand"])
 
-    @property
-    def good(self) -> dict[str, Tensor]:
-        """The best state, by parameter."""
-        return dict(zip(self._work.pair.names, self._good, strict=True)) if self._good else {}
+    def tensors(self) -> dict[str, Tensor]:
+        """Best state and the mean of the weights so far, for a checkpoint."""
+        parts = {"good": self._good, "mean": self._mean}
+        return {
+            f"{part}.{name}": tensor
+            for part, tensors in parts.items()
+            for name, tensor in zip(self._work.pair.names, tensors, strict=False)
+        }
 
-    def load_good(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `good` returned."""
-        named = zip(self._work.pair.names, self._work.pair.parameters, strict=True)
-        self._good = [tensors[name].to(p).clone() for name, p in named]
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
+        for part, into in (("good", self._good), ("mean", self._mean)):
+            found = [tensors.get(f"{part}.{name}") for name in self._work.pair.names]
+            into[:] = [
+                t.to(p.device).clone()
+                for t, p in zip(found, self._parameters, strict=True)
+                if t is not None
+            ]
 
 
 def first_rate(parameters: Sequence[Tensor]) -> float:

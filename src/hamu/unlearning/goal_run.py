@@ -60,11 +60,13 @@ class GoalRun:
         *,
         retain_data: Any,
         end_run: Callable[[StopReason], None],
+        start_loss: Callable[[], float | None],
         lookahead: Lookahead | None = None,
         retain_predictions: AnyPredictions | None = None,
     ) -> None:
         self._args, self.pair, self._looks, self._pairs = args, pair, looks, pairs
         self.end_run, self.lookahead, self._retain_data = end_run, lookahead, retain_data
+        self._start_loss = start_loss
         self.goal = choose_goal(
             looks.sets,
             args.goal,
@@ -86,6 +88,16 @@ class GoalRun:
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
         return self._measured(self._looks.retain_loss())
+
+    def retain_rise(self) -> float | None:
+        """Rise of the loss over all retain records since the run's first evaluation.
+
+        None without one, or where every measurement is of all these records.
+        """
+        start, retain = self._start_loss(), self._looks.sets["retain"]
+        if start is None or self._looks.records_of_a_standing == len(retain):  # type: ignore[arg-type]
+            return None
+        return self._looks.retain_loss(of_all=True) - start
 
     def rehearse(self) -> list[Standing]:
         """Fine-tune a copy of the model on retain records, and measure the forget records half-way
@@ -158,7 +170,8 @@ class GoalRun:
     def focus(self, standing: Standing) -> None:
         """Take these targets; draw forget batches from the records that are not there yet.
 
-        A lasting run draws from all: a record that is forgotten may come back.
+        A lasting run draws from all: a record that is forgotten may come back. So does a run whose
+        records may rise too high: those that are there hold the others back.
         """
         targets, is_lasting = standing.targets, self.lookahead is not None
         limits = targets.limits
@@ -167,7 +180,8 @@ class GoalRun:
         self.limits = limits.to(self.pair.parameters[0].device, torch.float32)
         away = ~standing.forgotten | standing.too_high
         if self.controller is not None:
-            open_ = [] if is_lasting else away.nonzero().flatten().tolist()
+            draws_all = is_lasting or bool(targets.most.isfinite().any())
+            open_ = [] if draws_all else away.nonzero().flatten().tolist()
             self._pairs.focus_on(open_, self._place_of(self._step + 1))
 
     def at(self, step: int) -> None:
@@ -221,7 +235,7 @@ class GoalRun:
         if reference is not None:
             found |= {"reference.losses": reference.losses, "reference.labels": reference.labels}
         if self.controller is not None:
-            found |= {f"good.{name}": tensor for name, tensor in self.controller.good.items()}
+            found |= self.controller.tensors()
         if self.lookahead is not None:
             found |= {f"ahead.{name}": tensor for name, tensor in self.lookahead.tensors().items()}
         whole = {
@@ -246,7 +260,7 @@ class GoalRun:
             reference = Reference(found["reference.losses"], found.get("reference.labels"))
             self.goal = replace(self.goal, reference=reference)
         if self.controller is not None:
-            self.controller.load_good(below("good."))
+            self.controller.load_tensors(found)
         if self.lookahead is not None:
             self.lookahead.load_tensors(below("ahead."))
 

@@ -53,9 +53,10 @@ class Evaluations:
         """Predict all records of each set."""
         return {name: self.predict(data) for name, data in self.sets.items()}
 
-    def retain_loss(self) -> float:
-        """Mean loss of some retain records, which a run by goal goes by."""
-        records = subset(self.sets["retain"], _RETAIN_RECORDS, self._args.seed)
+    def retain_loss(self, *, of_all: bool = False) -> float:
+        """Mean loss of some retain records, which a run by goal goes by; or of all."""
+        most = None if of_all else _RETAIN_RECORDS
+        records = subset(self.sets["retain"], most, self._args.seed)
         return self.predict(records).losses.mean().item()
 
     @property

@@ -134,6 +134,7 @@ class UnlearnTrainer(ResumableTrainer):
             pairs,
             retain_data=retain_dataset,
             end_run=self._end_run,
+            start_loss=lambda: self.start_figures.get("retain_loss"),
             lookahead=self.lookahead,
             retain_predictions=retain_predictions,
         )
