@@ -76,9 +76,9 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(
     assert launcher.returncode != 0
     assert "Root Cause" in said
     assert "rank      : 1 (local_rank: 1)" in said.split("Root Cause")[1]
-    assert (
-        "hamu unlearn: process 0 lost another process of this run, which is named below" in said
-    ), said
+    # unless torchrun ends process 0 before that notices
+    told = ("process 0 lost another process of this run, which is named below", "interrupted")
+    assert any(f"hamu unlearn: {one}" in said for one in told), said
     newest, damages = Checkpoints("broken").newest()
     assert newest is not None
     assert damages == []
