@@ -263,21 +263,21 @@ class RepeatedPasses:
 class CheckSchedule:
     """Steps to check: every n-th, or of the logged ones as many as take 5 % of a run's time.
 
-    Of these the first is checked; each check says how far off the next one is, by the time that it
-    took and that of the steps since the one before, summed over all processes.
+    Of these the first is checked, and the next one once 5 % of the time that has passed is more than
+    the checks so far have taken and one more will; judged at each check, by all processes' times.
     """
 
     def __init__(self, every: int | None, device: torch.device) -> None:
         self._every, self._device = every, device
-        self._step = self._next = self._checked = 0  # at hand, and of the checks around it
-        self._since = self._took = 0.0
+        self._step = self._next = self._start = 0  # at hand, of the next check, before the first
+        self._since = self._took = self._took_before = 0.0  # seconds
 
     def is_due(self, step: int, logged_every: float) -> bool:
         """True if this step (the run's first is 1) is checked."""
         if self._every is not None:
             return self._every > 0 and step % self._every == 0
         if not self._since:  # the first step of this process
-            self._since, self._checked = time.perf_counter(), step - 1
+            self._since, self._start = time.perf_counter(), step - 1
         self._step = step
         return step >= self._next and step % max(1, int(logged_every)) == 0
 
@@ -293,13 +293,15 @@ class CheckSchedule:
     def checked(self) -> None:
         """Set when the next check is due, after that of the step at hand."""
         if self._every is None:
-            now = time.perf_counter()
+            passed = time.perf_counter() - self._since - self._took
+            expected = 2 * self._took - self._took_before  # if one more takes as long as the last
             device = self._device if world_size() > 1 else "cpu"
-            both = torch.tensor([self._took, now - self._since - self._took], device=device)
-            took, others = all_reduced(both).tolist()
-            of_a_step = max(others, 1e-9) / (self._step - self._checked)
-            self._next = self._step + max(1, math.ceil(took * (1 / _SHARE - 1) / of_a_step))
-            self._since, self._checked, self._took = now, self._step, 0.0
+            both = all_reduced(torch.tensor([expected, passed], device=device))
+            expected, passed = both.tolist()
+            of_a_step = max(passed, 1e-9) / (self._step - self._start)
+            steps = math.ceil(expected * (1 / _SHARE - 1) / of_a_step)
+            self._next = max(self._step + 1, self._start + steps)
+            self._took_before = self._took
 
     def _synchronize(self) -> None:
         if self._every is None and self._device.type in ("cuda", "xpu"):
