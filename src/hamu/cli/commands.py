@@ -76,7 +76,7 @@ def own_parser(command: str) -> OwnParser:
     """The parser of verify, report or demo; its help is that of the function's docstring."""
     function = _OWN[command]
     parser = OwnParser(f"hamu {command}", _about(function))
-    helps = dict(re.findall(r"^ {8}(\w+): (.*)$", function.__doc__ or "", re.MULTILINE))
+    helps = dict(re.findall(r"^ {4}(\w+): (.*)$", inspect.getdoc(function) or "", re.MULTILINE))
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default
         how: dict[str, Any] = {"default": default, "type": type(default)}
