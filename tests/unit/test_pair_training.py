@@ -113,7 +113,7 @@ def test_a_compiled_model_takes_the_steps_of_the_model_by_the_same_names():
         forward = torch.compile(model, backend="aot_eager") if compiled else model
         pair = PairedGradients(forward, HamuQ(0.5, constraint_mode="relative", stopping="off"))
         optimizer = torch.optim.SGD(forward.parameters(), lr=0.1)
-        for t in range(3):
+        for _ in range(3):
             for side, inputs in zip(SIDES, torch.randn(2, 5, 6, dtype=torch.float64), strict=True):
                 with getattr(pair, side)():
                     forward(inputs).square().mean().backward()

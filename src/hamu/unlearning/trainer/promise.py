@@ -263,8 +263,8 @@ class RepeatedPasses:
 class CheckSchedule:
     """Steps to check: every n-th, or of the logged ones as many as take 5 % of a run's time.
 
-    Of these the first is checked, and the next one once 5 % of the time that has passed is more than
-    the checks so far have taken and one more will; judged at each check, by all processes' times.
+    Of these the first is checked, and the next one once 5 % of the time that has passed is more
+    than the checks so far have taken and one more will; judged at each check, by all processes.
     """
 
     def __init__(self, every: int | None, device: torch.device) -> None:
