@@ -18,10 +18,13 @@ test: venv
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder --durations=25
 
 # With the lowest version of everything that pyproject.toml allows (torch comes from PyPI with its CUDA, 3 GB).
-test-lowest:
+test-lowest: build/lowest/.complete
+	build/lowest/bin/python -m pytest --numprocesses 2 --dist loadscope $(LOWEST)
+
+build/lowest/.complete: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear build/lowest
 	build/lowest/bin/python -m pip install $(QUIET) --no-cache-dir --constraint constraints-lowest.txt --editable . pytest hypothesis pytest-xdist
-	build/lowest/bin/python -m pytest --numprocesses 2 --dist loadscope $(LOWEST)
+	@touch $@
 
 # The wheel alone, in an environment without the tools of development.
 test-wheel:
