@@ -62,7 +62,7 @@ def check_other_program(program, argv):
         for flag in (word for word in argv[1:] if word.startswith("--")):
             assert f'"{flag}"' in source, f"{argv[0]} has no {flag}"
     elif program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(argv) <= set(targets)
     elif not re.fullmatch(r"\w+=\S+", program):
         assert program in ("python", "pip", "bash", "tensorboard"), f"{program} is not known"
