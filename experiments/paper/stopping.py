@@ -123,7 +123,9 @@ class Stopping(Trained):
 
 def _slowing(method: str, values: list[float]) -> Claim:
     """True if an epoch of the second half of the run gained less than one of the first; they may differ by an epoch."""
-    text = f"{method}: the second half of the run gains less per epoch on its objective than the first"
+    text = (
+        f"{method}: the second half of the run gains less per epoch on its objective than the first"
+    )
     half = len(values) // 2
     if not 0 < half < len(values) - 1:
         return Claim(text, None, None)
@@ -142,7 +144,9 @@ def _slowing(method: str, values: list[float]) -> Claim:
 
 def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
     """True if the criterion is met near the highest gain: at most an epoch before it, and while most of it is there."""
-    text = f"{method}: the criterion is met where its objective falls, with at least 90% of the gain"
+    text = (
+        f"{method}: the criterion is met where its objective falls, with at least 90% of the gain"
+    )
     end, highest = one["terminates"], max(values)
     peak = one["epoch"][values.index(highest)]
     means = one["terminates_by_means"]
