@@ -5,7 +5,7 @@
     python -m experiments lasting tofu --tofu_dir TOFU                   TOFU, forget10
     python -m experiments lasting methods [--classes 3 5 8]              digits, methods at equal retain cost
 
-Adds to docs/results/lasting.json and prints the tables of lasting.md.
+Adds to docs/results/lasting.json and prints all rows as Markdown.
 """
 
 from __future__ import annotations

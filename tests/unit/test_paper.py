@@ -503,15 +503,15 @@ def cost_figures(*ratios):
 @pytest.mark.parametrize(
     ("ratios", "cheap", "longer", "said"),
     [
-        ([1.01] * 15, True, True, "1.010 of 15 turns, 95% interval 1.010 to 1.010"),
-        ([1.1] * 15, False, True, "1.100 of 15 turns, 95% interval 1.100 to 1.100"),
-        ([0.9] * 8, True, False, "0.900 of 8 turns, 95% interval 0.900 to 0.900"),
-        ([0.9] * 8 + [1.2] * 7, None, None, "0.900 of 15 turns, 95% interval 0.900 to 1.200"),
+        ([1.01] * 15, True, True, "1.010 (1.010 to 1.010)"),
+        ([1.1] * 15, False, True, "1.100 (1.100 to 1.100)"),
+        ([0.9] * 8, True, False, "0.900 (0.900 to 0.900)"),
+        ([0.9] * 8 + [1.2] * 7, None, None, "0.900 (0.900 to 1.200)"),
         (
             [1.0, 0.67, 2.03],
             None,
             None,
-            "1.000 of 3 turns, 0.670 to 2.030: too few for an interval",
+            "1.000, 0.670 to 2.030: 3 turns, too few for an interval",
         ),
     ],
 )
