@@ -108,6 +108,12 @@ class UnlearnTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> None:
         _check_arguments(args, kwargs)
+        if args.needs_alternatives and getattr(forget_dataset, "alternatives", None) is None:
+            raise HamuError(
+                f"the forget objective {args.objectives()['forget']} needs another answer to each "
+                f"forget record, which images have not; for texts give a forget_dataset with "
+                f"`alternatives`"
+            )
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
@@ -120,6 +126,7 @@ class UnlearnTrainer(ResumableTrainer):
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
+            with_alternatives=args.needs_alternatives,
         )
         data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
         check_items(model, data_collator, **data)
