@@ -25,7 +25,7 @@ from _models import new_llama
 from _report import print_report
 
 from hamu import HamuQ, Method, PairedGradients, build_method
-from hamu.core.distributed.layout import Layout
+from hamu.core.distributed import Layout
 
 LIMIT = 1.5
 LIMITED = ("hamu-q", "gdiff")

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu.core.combine import combine_all
-from hamu.core.distributed.layout import BUCKET
+from hamu.core.distributed import BUCKET
 from hamu.core.gram_meter import GramMeter, bucket_bytes
 from hamu.models.language import AdapterSettings, with_adapter
 
