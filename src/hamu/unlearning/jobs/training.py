@@ -35,7 +35,7 @@ from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_origina
 from hamu.unlearning.trainer.config import checkpoints_activations
 from hamu.unlearning.trainer.logs import StepLog, kept_open
 from hamu.unlearning.trainer.promise import describe
-from hamu.unlearning.trainer.resumable import ResumableTrainer
+from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
 from hamu.unlearning.trainer.sides import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
@@ -139,7 +139,7 @@ def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
     figures = {"seconds": round(time.perf_counter() - begin, 1)}
     known = {name: one for name, one in (("train", data), ("test", test)) if one is not None}
     figures |= set_figures({name: task.predict(model, one) for name, one in known.items()})
-    _check_finite("training", first_not_finite_loss(figures), args.learning_rate)
+    check_finite("training", first_not_finite_loss(figures), args.learning_rate)
     begin_folder()
     reports = {
         "": {name: {f: figures[f"{name}_{f}"] for f in ("loss", "accuracy")} for name in known}
@@ -201,17 +201,12 @@ def _unlearn(trainer: UnlearnTrainer, resume: bool) -> None:
         why = trainer.stop_reason or (tried if trainer.steps_skipped else "there was none to take")
         raise HamuError(f"no step was taken, the model is as it was: {why}")
     rate = trainer.args.learning_rate
-    _check_finite("unlearning", first_not_finite(trainer.model), rate)
+    check_finite("unlearning", first_not_finite(trainer.model), rate)
     is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
     if not is_known or trainer.args.load_best_model_at_end:
         trainer.evaluate()
     start, now = (set_figures(found) for found in (trainer.start_predictions, trainer.predictions))
-    _check_finite("unlearning", first_not_finite_loss(now, start), rate)
-
-
-def _check_finite(what: str, broken: str | None, rate: float) -> None:
-    if broken is not None:
-        raise HamuError(f"{what} diverged: {broken} is not finite; lower --learning_rate {rate}")
+    check_finite("unlearning", first_not_finite_loss(now, start), rate)
 
 
 def _finish(
