@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from hamu.core.forward import evaluating, predict_logits
-from hamu.data.sources import is_of_hub, reading
+from hamu.errors import reading
+from hamu.files import is_of_hub
 from hamu.models.language import (
     FOUR_BIT,
     AdapterSettings,
