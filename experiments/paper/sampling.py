@@ -22,10 +22,9 @@ from hamu.data import (
 )
 from hamu.data.forget_sets import draw_positions
 from hamu.data.images import CLASSES
-from hamu.data.sources import DIGITS, MINIATURE, located
 from hamu.data.text import has_test_split
 from hamu.errors import HamuError
-from hamu.files import file_digest, read_json
+from hamu.files import DIGITS, MINIATURE, file_digest, located, read_json
 from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
 
@@ -211,5 +210,5 @@ def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
 
 
 def place_of(base: Mapping[str, Any], key: str, bundled: str) -> str:
-    """Where a data set is that settings name; see `located`."""
+    """Place of a data set that settings name; see `located`."""
     return located(str(base[key]), base.get("data_dir"), bundled)

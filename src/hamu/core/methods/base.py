@@ -256,7 +256,7 @@ class Method(ABC):
 
     @property
     def stopping_rule(self) -> StoppingRule:
-        """When to stop; off for methods without a criterion."""
+        """Stopping rule; off for methods without a criterion."""
         return StoppingRule("off")
 
     @property
