@@ -1,4 +1,4 @@
-"""How well the stopping criterion survives noisy batches (App. C and G.3 of the paper), on the bundled digits.
+"""The stopping criterion with noisy batches (App. C and G.3 of the paper), on the bundled digits.
 
 A ResNet-8 unlearns by HAMU-Q with the criterion off, once for each ρ, batch size and seed. Each step's headroom is
 recorded as its batches give it, and every few steps the headroom of the gradients over all retain and all forget data,
@@ -61,7 +61,7 @@ def original_model(seed: int, work: Path) -> tuple[PreTrainedModel, ImageData]:
 def measure(
     pair: PairedGradients, model: PreTrainedModel, batches: list[dict[str, Tensor]]
 ) -> dict[str, float]:
-    """What a retain and a forget batch say; g* is left in `.grad`."""
+    """Step of a retain and a forget batch; g* is left in `.grad`."""
     losses = []
     for side, batch in zip((pair.retain, pair.forget), batches, strict=True):
         with side():
@@ -155,7 +155,7 @@ def judge(runs: list[Run], rule: StoppingRule) -> dict[str, Any]:
 
 
 def describe(runs: list[Run]) -> dict[str, Any]:
-    """When the criterion is met on all data, and how far above that the batches' headroom is within 10 steps of it."""
+    """First step that meets the criterion on all data, and the batches' excess headroom within 10 steps of it."""
     met = [(run, step) for run in runs if (step := first_met(run)) is not None]
     near = [(run, slice(max(step - 10, 0), step + 11)) for run, step in met]
     excess = [np.subtract(run["headroom"][part], run["full_headroom"][part]) for run, part in near]

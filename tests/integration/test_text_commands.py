@@ -69,7 +69,7 @@ def test_a_model_is_trained_unlearned_and_evaluated_offline(capsys):
     assert all(step["taken"] for step in steps)
     models = f"--model unlearned/model --original_model {TRAINED}"
     assert run(f"evaluate {FORGET} {models} --generate 3 --max_length 96 --output_dir check") == 0
-    kinds = {"loss", "zlib", "min_k", "min_k_plus_plus"}
+    kinds = {"loss", "zlib", "min_k", "min_k_40", "min_k_plus_plus", "min_k_plus_plus_40"}
     assert set(report_in("check")["membership_inference"]) == kinds
     lines = read_rows("check/answers.jsonl")
     assert [line["set"] for line in lines] == ["forget"] * 3 + ["retain"] * 3
@@ -118,7 +118,7 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     assert run(f"evaluate {TEXTS} {job} --model {adapter}/model --output_dir leak") == 0
     report = report_in("leak")
     ours, theirs = (
-        1 - one["membership_inference"]["min_k"] for one in (report, report["retain_model"])
+        1 - one["membership_inference"]["min_k_40"] for one in (report, report["retain_model"])
     )
     assert report["privleak"] == pytest.approx((ours - theirs) / theirs)
     assert "tofu" not in report
@@ -139,36 +139,22 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     ],
 )
 def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, why):
-    mine, other = (None if auc is None else {"min_k": auc} for auc in (ours, theirs))
+    mine, other = (None if auc is None else {"min_k_40": auc} for auc in (ours, theirs))
     report = {"membership_inference": mine, "retain_model": {"membership_inference": other}}
     report["privleak"] = tasks.privleak_of(report)
     assert report["privleak"] == (None if expected is None else pytest.approx(expected))
     assert why in privleak_line(report)
 
 
-def test_unlearning_by_adapter_moves_every_tensor_of_it_and_nothing_else(adapter):
-    saved = load_file(adapter / "model/adapter_model.safetensors")
-    assert len(saved) == 2 * 2, "two matrices for query and value of the layer"
-    for name, tensor in saved.items():
-        assert tensor.abs().sum() > 0, f"{name} did not move"
-    merged = load_file(adapter / "merged/model.safetensors")
-    for name, before in load_file(f"{TRAINED}/model.safetensors").items():
-        adapted = "q_proj" in name or "v_proj" in name
-        assert torch.equal(before, merged[name]) != adapted, name
-
-
-def test_an_adapter_is_unlearned_in_place_and_merges_to_the_same_model(adapter):
+def test_an_adapter_is_unlearned_in_place_and_merged_where_it_is_and_nowhere_else(adapter):
     assert run(f"unlearn {FORGET} --model lora/model {STRONG} {FEW} --output_dir again") == 0
     before, after = (load_file(f"{f}/model/adapter_model.safetensors") for f in ("lora", "again"))
     assert set(before) == set(after)
     assert all(not torch.equal(before[name], after[name]) for name in before)
-    ids = torch.arange(40, 60)[None]
-    with torch.no_grad():
-        separate, merged = (
-            load_language_model(str(adapter / kind)).eval()(input_ids=ids).logits
-            for kind in ("model", "merged")
-        )
-    torch.testing.assert_close(separate, merged, rtol=1e-4, atol=1e-5)
+    merged = load_file(adapter / "merged/model.safetensors")
+    for name, tensor in load_file(f"{TRAINED}/model.safetensors").items():
+        adapted = "q_proj" in name or "v_proj" in name
+        assert torch.equal(tensor, merged[name]) != adapted, name
 
 
 @pytest.mark.parametrize("line", [
@@ -196,14 +182,9 @@ def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, capsys):
 @pytest.mark.parametrize(("flags", "message"), [
     ("--data broken.jsonl --forget_rows 0", "broken.jsonl cannot be read: "),
     ("--data miniature --forget_filter author=Nobody", "the forget set is empty"),
-    ("--data miniature --forget_filter author", "cannot be read; write COLUMN=VALUE"),
-    (f"{FORGET} --max_length 5", "has no answer token among its first 5 tokens"),
-    (f"{FORGET} --question_template Q:", "must have {question} in it"),
-    (f"{FORGET} --loss_on some", "loss_on 'some' is unknown"),
     (f"{FORGET} --model_dtype bfloat16", "would be trained in half precision"),
     (f"{FORGET} --load_in_4bit", "weights in 4 bits cannot be trained"),
     (f"{FORGET} --lora --load_in_4bit --model_dtype float32", "exclude each other"),
-    (f"{FORGET} --model_dtype int3", "model_dtype 'int3' is unknown"),
     (f"{FORGET} --lora --lora_rank 0", "lora_rank 0 must be at least 1"),
     (f"{FORGET} --lora --lora_targets nothing", "the adapter does not fit the model"),
     (f"{FORGET} --merge", "there is no adapter to merge"),

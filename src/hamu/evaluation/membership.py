@@ -194,6 +194,11 @@ def gradient_scores(model: nn.Module, data: Dataset[Any], collate: Collate) -> T
 
     The gradient norm attack (Wang et al. 2024) as OpenUnlearning averages it (Dorna et al. 2025),
     over the trainable tensors: of a model with an adapter, the adapter's.
+
+    Args:
+        model: a language model with a trainable tensor; it stays as it was.
+        data: items with input_ids and labels, e.g. `TextData`; a pass takes one.
+        collate: makes a batch of a list of items.
     """
     device = next(model.parameters()).device
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -76,6 +76,10 @@ def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
     over its characters: the trigrams of the texts, interpolated with bigrams and unigrams by ½
     each, explain it no better than the frequency of letters does. It needs no classifier of a hub,
     and reads any language that the texts are in; words in a senseless order pass.
+
+    Args:
+        answers: at least one generated text.
+        texts: real texts of the same kind, such as the right answers of the retain set.
     """
     if len(texts) < _FEWEST:
         return None

@@ -88,7 +88,7 @@ def classifier_report(
 def _against_retraining(
     of_sets: Mapping[str, Mapping[str, float]], inference: Mapping[str, float] | None
 ) -> dict[str, float | None]:
-    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024) to the retain model.
+    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024b) to the retain model.
 
     With the accuracy gaps d of forget, retain and test set (without the class to forget): the
     product of their 1 - |d|, and the mean of the |d| and of the gap in membership inference.
