@@ -86,7 +86,8 @@ class Shadows:
         mine, rest = half.nonzero().flatten(), (~half).nonzero().flatten()
         data = problem.retain.joined(pool.select(mine))
         how = {**_ALONE, "output_dir": place, "seed": seed}
-        settings = settings_of("train", {"config": str(self._train), **how})
+        options = {"config": str(self._train), "eval_on_start": False, **how}
+        settings = settings_of("train", options)
         maker = choose_task(settings, Console(quiet=True))
         set_seed(seed)
         model = maker.new_model(str(maker.run.model), data)
