@@ -230,6 +230,19 @@ def test_a_dry_run_of_the_papers_recipe_needs_neither_weights_nor_network(recipe
     assert "720 (72 an epoch)" in printed, "App. F.3"
 
 
+def test_records_are_forgotten_by_the_answers_of_a_column(capsys):
+    rows = read_rows("train.jsonl")
+    write_rows("more.jsonl", [row | {"instead": f"Unknown, {i}."} for i, row in enumerate(rows)])
+    data = "--data more.jsonl --test_data test.jsonl --forget_filter author~^V"
+    job = f"unlearn {data} --model {TRAINED} {STRONG} {FEW} --forget_objective dpo"
+    assert run(f"{job} --alternative_column instead --output_dir by-column") == 0
+    assert report_in("by-column")["steps_taken"] == 4
+    capsys.readouterr()
+    assert run(f"{job} --alternative_column other --output_dir none") == 2
+    assert "more.jsonl has no other; another answer needs a prompt" in capsys.readouterr().err
+    assert not Path("none").exists()
+
+
 def test_a_retain_model_may_share_the_originals_tokenizer():
     model = f"--model tiny-llama --tokenizer {TRAINED} --without_forget --output_dir retain"
     assert run(f"train {FORGET} {model} {FEW}") == 0

@@ -133,6 +133,11 @@ class DataOptions:
         QUESTION_TEMPLATE, "Text: how a question becomes a prompt; {question} stands for it."
     )
     answer_prefix: str = _option(" ", "Text: what stands between a question and its answer.")
+    alternative_column: str | None = _option(
+        None,
+        "Text: name of the column of other answers to the forget records, for --forget_objective "
+        "dpo and idk; without it the other answer is I don't know.",
+    )
     loss_on: str = _option("answer", "Text: what the loss is taken of: answer, or all.")
     expected_retain: int | None = _option(
         None, "Text: how many records stay, for a --dry_run without the data."

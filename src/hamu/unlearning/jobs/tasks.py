@@ -540,6 +540,14 @@ class TextTask(Task):
             encoded.append(tokens)
         return encoded
 
+    def fitted_problem(self, model: Any, problem: Problem) -> Problem:
+        fitted = super().fitted_problem(model, problem)
+        if not isinstance(self.args, UnlearnConfig) or not self.args.needs_alternatives:
+            return fitted
+        others = problem.forget.alternatives(self.data.alternative_column)
+        (encoded,) = self.fitted(model, others)
+        return replace(fitted, forget=replace(fitted.forget, alternatives=encoded))
+
     def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
         texts = {
             name: scored_texts(self.some_records(data, self.limit(name)), self.data.loss_on)
