@@ -69,7 +69,7 @@ def test_a_model_is_trained_unlearned_and_evaluated_offline(capsys):
     assert all(step["taken"] for step in steps)
     models = f"--model unlearned/model --original_model {TRAINED}"
     assert run(f"evaluate {FORGET} {models} --generate 3 --max_length 96 --output_dir check") == 0
-    kinds = {"loss", "zlib", "min_k", "min_k_plus_plus"}
+    kinds = {"loss", "zlib", "min_k", "min_k_40", "min_k_plus_plus", "min_k_plus_plus_40"}
     assert set(report_in("check")["membership_inference"]) == kinds
     lines = read_rows("check/answers.jsonl")
     assert [line["set"] for line in lines] == ["forget"] * 3 + ["retain"] * 3
@@ -118,7 +118,7 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     assert run(f"evaluate {TEXTS} {job} --model {adapter}/model --output_dir leak") == 0
     report = report_in("leak")
     ours, theirs = (
-        1 - one["membership_inference"]["min_k"] for one in (report, report["retain_model"])
+        1 - one["membership_inference"]["min_k_40"] for one in (report, report["retain_model"])
     )
     assert report["privleak"] == pytest.approx((ours - theirs) / theirs)
     assert "tofu" not in report
@@ -139,7 +139,7 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     ],
 )
 def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, why):
-    mine, other = (None if auc is None else {"min_k": auc} for auc in (ours, theirs))
+    mine, other = (None if auc is None else {"min_k_40": auc} for auc in (ours, theirs))
     report = {"membership_inference": mine, "retain_model": {"membership_inference": other}}
     report["privleak"] = tasks.privleak_of(report)
     assert report["privleak"] == (None if expected is None else pytest.approx(expected))
