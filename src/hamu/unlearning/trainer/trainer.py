@@ -259,6 +259,7 @@ class UnlearnTrainer(ResumableTrainer):
         """Counts, stop reason and the parts' states, as JSON holds them."""
         own = {name: getattr(self, name) for name in _SAVED} | {"stop": asdict(self.stop)}
         parts = {name: part.state_dict() for name, part in self._parts.items()}
+        parts["pair"].pop("mean", None)  # tensors, which `save_more` writes
         return super().run_state() | own | parts
 
     def load_run_state(self, state: dict[str, Any]) -> None:
@@ -383,11 +384,12 @@ class UnlearnTrainer(ResumableTrainer):
             return
         if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
             check_equal(self.pair.names, self.pair.parameters)
-        losses = torch.stack(list(self._losses.values())).double().sum()
+        none = torch.zeros_like(next(iter(self._losses.values())))
+        losses = torch.stack([self._losses.get(side, none) for side in SIDES]).double()
         step = self.pair.combine(
             scaler,
             keep=self.watch.keep(self.optimizer),
-            losses_finite=torch.isfinite(all_reduced(losses)),
+            losses=all_reduced(losses),
         )
         self.watch.take(step, self._losses, scaler)
         if self.controller is not None:
