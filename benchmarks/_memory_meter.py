@@ -37,7 +37,7 @@ class Phase:
 
 
 class AllocationMeter:
-    """What torch's CPU allocator gives out and takes back in this thread, as the profiler records it.
+    """Memory that torch's CPU allocator gives out in this thread, as the profiler records it.
 
     Also what an operator takes for itself. Memory that another thread frees counts for ever. `phases` is there once the
     meter has been left.
@@ -59,7 +59,7 @@ class AllocationMeter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens inside can be asked for by this name."""
+        """Name the part of the measurement that happens inside."""
         self._names.append(name)
         with record_function(name):
             yield
@@ -96,7 +96,7 @@ def _levels(events: Iterable[dict[str, Any]]) -> Iterator[tuple[float, int]]:
 
 
 class TensorMeter(TorchDispatchMode):
-    """What the tensors hold that torch's operators return, those of backward passes too.
+    """Memory of the tensors that torch's operators return, in backward passes too.
 
     A storage counts once, whichever tensors share it, until it is freed, whoever held it last, in whichever thread.
     What an operator takes for itself is not seen, such as a backend's own copies.
@@ -110,7 +110,7 @@ class TensorMeter(TorchDispatchMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens inside can be asked for by this name; phases are not nested."""
+        """Name the part of the measurement that happens inside; phases are not nested."""
         start = self._peak = self._live
         yield
         self.phases[name] = Phase(start, self._peak, self._live)

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the environment they ran in and the one JSON line that ends their output."""
+"""Environment of a benchmark, and the JSON line that ends its output."""
 
 import json
 import platform

@@ -1,4 +1,4 @@
-"""What the original model costs a LoRA run: the adapter, not a second model.
+"""Memory of the original model in a LoRA run: the adapter, not a second model.
 
 Two runs of a few steps on the same Llama of 30 M parameters with an adapter (r = 8), each in a process of its own: by
 gdiff, which needs no original model, and by kl, which compares with it. Counted: parameters that the copy holds.

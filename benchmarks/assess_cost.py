@@ -1,4 +1,4 @@
-"""What `hamu assess` costs at its defaults, in epochs: its time over that of one forward and backward pass over all.
+"""Cost of `hamu assess` at its defaults, in epochs: its time over that of one forward and backward pass over all.
 
     python benchmarks/assess_cost.py [--quick]
 
@@ -29,7 +29,7 @@ from hamu.models import new_classifier
 
 
 def seconds(work: Callable[[], Any]) -> np.ndarray:
-    """How long it takes by the clock, and of the processor."""
+    """Wall time and processor time."""
     begin = np.array([time.perf_counter(), time.process_time()])
     work()
     return np.array([time.perf_counter(), time.process_time()]) - begin
@@ -71,7 +71,7 @@ def measured(
 
 
 def products(name: str, assessed: AssessedModel) -> dict[str, float]:
-    """What a product with the Hessian of a full batch costs, the first and a further one through the same graph, over
+    """Cost of a product with the Hessian of a full batch, the first and a further one through the same graph, over
     a forward and backward pass through that batch; of the processor, the median of five.
     """
     vector = torch.randn(sum(p.numel() for p in assessed.parameters))

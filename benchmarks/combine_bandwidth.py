@@ -1,4 +1,4 @@
-"""What measuring and combining two gradients costs, over what the memory's bandwidth allows.
+"""Time to measure and combine two gradients, over the least that the memory's bandwidth allows.
 
     python benchmarks/combine_bandwidth.py [--quick] [--threads N] [--device cuda]
 
@@ -25,7 +25,7 @@ from _models import new_llama
 from _report import print_report
 
 from hamu import HamuQ, Method, PairedGradients, build_method
-from hamu.core.distributed.layout import Layout
+from hamu.core.distributed import Layout
 
 LIMIT = 1.5
 LIMITED = ("hamu-q", "gdiff")
@@ -54,7 +54,7 @@ class Gradients:
         self._target = torch.empty_like(self._source)
 
     def pair(self, method: Method, in_parts: bool = False) -> PairedGradients:
-        """What combines them."""
+        """Pair that combines them."""
         pair = PairedGradients(self._model, method)
         if in_parts:
             pair.use(Parts(pair.parameters, pair.block_of))
@@ -75,7 +75,7 @@ class Gradients:
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long it takes until its last kernel is done."""
+    """Time until the last kernel is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begin = time.perf_counter()

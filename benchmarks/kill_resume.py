@@ -187,7 +187,7 @@ def run_with_kills(
 
 
 def ends_alike(one: Path, other: Path) -> list[str]:
-    """What differs between two finished runs."""
+    """Names of the files that differ between two finished runs."""
     differing = []
     weights = [
         {p.name: p.read_bytes() for p in (run / "model").glob("*.safetensors")}

@@ -44,8 +44,8 @@ from torch import Tensor, nn
 
 from hamu import Method, PairedGradients, build_method
 from hamu.core.combine import widened_at_once
+from hamu.core.distributed import SplitPairing
 from hamu.core.distributed import layout as exchange
-from hamu.core.distributed.layout import SplitPairing
 from hamu.core.forward import OriginalModel, predict_logits
 from hamu.core.gram_meter import bucket_bytes
 from hamu.core.objectives import Scored, build_objective

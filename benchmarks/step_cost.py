@@ -1,4 +1,4 @@
-"""What a paired step costs over its floor.
+"""Time of a paired step over its floor.
 
 Floor: two backward passes and the optimizer's step, no clipping, no combine. Ours: the same two passes collected
 apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one

@@ -31,7 +31,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-import hamu.core.distributed.layout as split
+import hamu.core.distributed as split
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.core.distributed import leave
 from hamu.unlearning.trainer.logs import silence

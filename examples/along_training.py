@@ -1,4 +1,4 @@
-"""How hard would unlearning be from each state that a training went through? κ along it, by `hamu assess`.
+"""κ at each state of a training, by `hamu assess`.
 
     python examples/along_training.py --data_dir CIFAR10 --name "seed 42" runs/original/checkpoint-*
 

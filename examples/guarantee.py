@@ -1,4 +1,4 @@
-"""What optimizers do to the promise: the first-order gain taken over the gain demanded, and where runs end.
+"""The promise under several optimizers: first-order gain over demand, and the end of each run.
 
     python examples/guarantee.py digits [--output docs/results]
     python examples/guarantee.py tofu --data_dir TOFU --model runs/tofu-original/model

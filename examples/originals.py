@@ -1,4 +1,4 @@
-"""How much of Figures 3, 4, 6 and 8 is the original model's? A row for each of several originals.
+"""Figures 3, 4, 6 and 8 from several original models, a row for each.
 
     python -m experiments figure-3 figure-4 figure-6 figure-8 --data_dir CIFAR10 --bf16 --fraction 0.05
         --model runs/kept/checkpoint-200 --output_dir runs/from-200
@@ -44,7 +44,7 @@ def on_test_images(model_dir: str, data_dir: str) -> dict[str, float]:
 
 
 def row_of(folder: str) -> dict[str, Any]:
-    """What both figures say, from one original."""
+    """Row of one original."""
     varying, fitted = figure(folder, 6), figure(folder, 8)
     fit, start = fitted["figures"], fitted["start"]
     pairs = [(f"{method} layer-wise", f"{method} global") for method in METHODS]
@@ -69,7 +69,7 @@ def row_of(folder: str) -> dict[str, Any]:
 
 
 def by_similarity(folder: str) -> dict[str, Any]:
-    """What Figures 3 and 4 say, each nothing if it was not made."""
+    """Cells of Figures 3 and 4; empty for one that was not made."""
     found: dict[str, Any] = {}
     if (Path(folder) / "figure-3.json").is_file():
         correlation = figure(folder, 3)["figures"]["pearson"]["kappa"]

@@ -1,4 +1,4 @@
-"""How far rounding moves the mean loss of a language model in half precision: what `_ROUGH` of
+"""Rounding errors of the mean loss of a language model in half precision: what `_ROUGH` of
 hamu/unlearning/trainer/promise.py rests on.
 
     python examples/rounding.py --output docs/results/rounding.json

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu.core.combine import combine_all
-from hamu.core.distributed.layout import BUCKET
+from hamu.core.distributed import BUCKET
 from hamu.core.gram_meter import GramMeter, bucket_bytes
 from hamu.models.language import AdapterSettings, with_adapter
 
@@ -52,7 +52,7 @@ LAYOUTS = ("sequential", "split", "sharded")
 
 @dataclass(frozen=True)
 class Activations:
-    """What checkpointed passes take for each token, in bytes; fitted to the peaks of small Llamas on a CPU.
+    """Bytes per token of checkpointed passes, fitted to the peaks of small Llamas on a CPU.
 
     Attributes:
         checkpoint: for each layer and each number of the hidden state.
@@ -83,7 +83,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained.
+    """Precision and parameters of a training.
 
     Attributes:
         weight: bytes of a weight in the passes.
@@ -229,7 +229,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether a GPU has the memory."""
+        """True if a GPU has the memory."""
         return sum(self.memory.values()) <= MEMORY
 
     @cached_property

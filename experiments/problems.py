@@ -10,7 +10,7 @@ from hamu.cli import main as hamu
 
 TRAIN_CIFAR = (
     "--model resnet20 --optim adamw_torch --learning_rate 2e-3 --lr_scheduler_type linear "
-    "--per_device_train_batch_size 125 --num_train_epochs 10 --bf16"
+    "--per_device_train_batch_size 125 --bf16"
 )
 TRAIN_TOFU = (
     "--model tiny-llama --optim adamw_torch --learning_rate 2e-3 --lr_scheduler_type cosine --warmup_steps 200 "
@@ -71,12 +71,13 @@ def digits(work: Path) -> list[Problem]:
     ]
 
 
-def cifar(work: Path, source: Path) -> list[Problem]:
-    """CIFAR-10, all of it."""
+def cifar(work: Path, source: Path, epochs: int = 10) -> list[Problem]:
+    """CIFAR-10, all of it; six epochs give a training accuracy of 90 %, ten one of 97 %."""
     data = ("--data", "train.parquet", "--test_data", "test.parquet", "--data_dir", str(source))
 
     def problem(name: str, *forget: str) -> Problem:
-        return Problem(name, data, tuple(TRAIN_CIFAR.split()), forget, "cifar")
+        train = (*TRAIN_CIFAR.split(), "--num_train_epochs", str(epochs))
+        return Problem(name, data, train, forget, f"cifar-{epochs}-epochs")
 
     return [
         problem("CIFAR-10, 20 rows", "--forget_rows", rows_file(work, "cifar-20", list(range(20)))),

@@ -197,7 +197,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
-    """What the recipe and the user's own settings say."""
+    """Stage of the recipe and the user's own settings."""
     recipe = options.recipe or (None if options.config else _RECIPES[task])
     files = {"recipe": recipe, "config": options.config, "data_dir": options.data_dir or None}
     seeded = files | {"seed": options.seed}
@@ -231,7 +231,7 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
 
 
 def _settings_name(recipe: str | None, config: str | None, train: Mapping[str, Any]) -> str:
-    """What the settings are called. A file of one's own has a digest of how it trains the original model."""
+    """Name of the settings; that of a file has a digest of the settings that train the original model."""
     if config is None:
         return str(recipe)
     told = {

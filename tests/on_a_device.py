@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import HamuQ, PairedGradients, StepGuard, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.assess import assess_model
-from hamu.core.distributed.layout import Layout
+from hamu.core.distributed import Layout
 from hamu.core.methods import method_classes
 from hamu.data import ImageData, TextCollator, encode, read_text
 from hamu.data.images import collate

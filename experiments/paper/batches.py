@@ -1,4 +1,4 @@
-"""How large the batches of a run are, so that an epoch has as many steps as the paper's."""
+"""Batch sizes that give an epoch as many steps as the paper's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Batches:
-    """How an epoch over the data to retain is cut into steps.
+    """Steps of an epoch over the retain data.
 
     Attributes:
         size: records of a side in a forward and backward pass.

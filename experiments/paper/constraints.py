@@ -15,7 +15,7 @@ from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.evaluation.gains import Gains, pareto_optimal
 from hamu.report.pictures import STYLES
-from hamu.unlearning.stop_reason import kind_in
+from hamu.unlearning.goals import kind_in
 
 CONSTRAINTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SYMBOL = {"hamu-q": "Q", "hamu-u": "U"}

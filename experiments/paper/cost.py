@@ -47,9 +47,8 @@ class Cost(Measured):
     task = "image"
     takes = ("data", "forget_class", "model", *_OF_DATA, *_OF_STEPS)
     about = (
-        "One process: in each turn (15, or --epochs) every method runs an epoch, in varying "
-        "order; only steps are timed. Ratios within a turn, medians with their 95% interval from "
-        "the binomial distribution. Memory: peak of the process, resident on a CPU."
+        "In each of 15 turns (--epochs) of one process every method runs an epoch; only steps are "
+        "timed. Medians of the ratios within a turn, with 95% intervals. Memory: peak, resident on a CPU."
     )
 
     def measure(self, settings: Mapping[str, Any], scale: Scale) -> Figures:
@@ -207,8 +206,8 @@ def _written(ratios: Sequence[float]) -> str:
         median_interval(ratios),
     )
     if interval is None:
-        return f"{median(ratios):.3f} of {turns}, {_span((min(ratios), max(ratios)))}: too few for an interval"
-    return f"{median(ratios):.3f} of {turns}, 95% interval {_span(interval)}"
+        return f"{median(ratios):.3f}, {_span((min(ratios), max(ratios)))}: {turns}, too few for an interval"
+    return f"{median(ratios):.3f} ({_span(interval)})"
 
 
 def _span(ends: tuple[float, float] | None) -> str:

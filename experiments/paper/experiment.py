@@ -1,4 +1,4 @@
-"""What a figure or a table of the paper is here: runs, figures taken from them, a picture, and claims about them."""
+"""A figure or table of the paper: runs, figures taken from them, a picture, and claims about them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEARNING_RATE = 1e-4  # where neither the recipe nor the user says otherwise
 
 @dataclass(frozen=True)
 class Scale:
-    """How large an experiment is made.
+    """Size of an experiment.
 
     Attributes:
         recipe: the name of the recipe, or of the user's own settings, that its runs start from.
@@ -82,7 +82,7 @@ class Wanted:
 
     @property
     def steps(self) -> int:
-        """How many steps it takes if its batches can have the size wanted, unless something ends it before."""
+        """Number of steps if batches have the size wanted and nothing ends the run before."""
         return math.ceil(self.epochs * self.paper_steps_per_epoch)
 
     @property
@@ -142,7 +142,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def claims(self, figures: Figures) -> list[Claim]:
-        """What the paper says of it, held against the figures."""
+        """Compare the paper's claims with the figures."""
 
     def table(self, figures: Figures) -> list[list[str]]:
         """The figures as a table, its head first, the paper's beside ours; empty where a picture says it all."""

@@ -1,4 +1,4 @@
-"""What a finished run says: its evaluations and its steps, as far as an experiment looks."""
+"""Evaluations and steps of a finished run, up to where an experiment ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FinishedRun:
 
     @property
     def steps(self) -> int:
-        """How many steps of the run are looked at."""
+        """Number of steps that count."""
         return math.ceil(self.epochs * self.batches.steps)
 
     @cached_property
@@ -45,7 +45,7 @@ class FinishedRun:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What the run has read."""
+        """Inputs of the run."""
         return read_inputs(self.folder)
 
     @property
@@ -94,7 +94,7 @@ class FinishedRun:
         return fmean(values) if values else None
 
     def promised(self, side: str, max_grad_norm: float) -> float:
-        """What the steps have promised together of the loss of one side, each of its own batch's.
+        """Sum of the steps' promised changes of the loss of one side, each of its own batch.
 
         The log has the promise for clipped gradients, per unit of learning rate; the loss changes by as much more as
         its gradient is longer than the clipped one.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,11 @@ VERDICTS = {True: "agrees", False: "differs", None: "open"}
 _TITLE = "# The paper's figures and tables, run again"
 _ABOUT = """
 Made by `python -m experiments NAME` from the JSON files beside this page. Claims are the paper's or this project's;
-explanations of those that differ are opinions. A trend is the sign of a correlation. A claim is open if runs are
-missing, failed or do not suffice.
+explanations are opinions. A trend is the sign of a correlation. A claim is open if runs are missing, failed or do not
+suffice.
 
-Runs record the stopping criterion without enforcing it, shuffle the data once, clamp infeasible constraints, and
-shrink batches with the data. FT and GA read one batch per step, where the paper doubles their data. Figures share
-runs.
+Runs do not enforce the stopping criterion, shuffle the data once, clamp infeasible constraints, and shrink batches with
+the data. FT and GA read one batch per step, where the paper doubles their data.
 """
 _HEAD = (
     "",
@@ -73,10 +72,9 @@ def page(results: Mapping[str, Result], experiments: Mapping[str, Experiment]) -
         HamuError: if a result is not as this version writes it.
     """
     shown = [_shown(name, result) for name, result in results.items()]
-    lines = [_TITLE, _ABOUT, _row(_HEAD), _row(["---", *["---:"] * (len(_HEAD) - 1)])]
+    lines = [_TITLE, _ABOUT, _row(_HEAD), _rule(_HEAD)]
     lines += [overview for overview, _ in shown]
-    for note in (_settings, stands_for, _computed_by):
-        lines += _notes(results.values(), note)
+    lines += _notes(results.values())
     missing = [f"`{name}`" for name in experiments if name not in results]
     if missing:
         lines += ["", f"Not run: {', '.join(missing)}."]
@@ -129,16 +127,17 @@ def _each(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values))
 
 
-def _notes(results: Iterable[Result], note: Callable[[Result], str]) -> list[str]:
-    """Remarks on some results, each once for all that share it."""
+def _notes(results: Iterable[Result]) -> list[str]:
+    """List settings, substitutes and versions of results, each once for all that share them."""
     references: dict[str, list[str]] = {}
     for result in results:
-        references.setdefault(note(result), []).append(result["reference"])
+        parts = (_settings(result), stands_for(result), _computed_by(result))
+        reference = result["reference"].partition(" (")[0]
+        references.setdefault("; ".join(filter(None, parts)), []).append(reference)
     return [
         line
-        for said, of in references.items()
-        if said
-        for line in ("", f"{', '.join(of)}: {escape_markdown(said)}.")
+        for note, of in references.items()
+        for line in ("", f"{', '.join(of)}: {escape_markdown(note)}.")
     ]
 
 
@@ -180,10 +179,10 @@ def _section(name: str, result: Result) -> list[str]:
     lines = [f'<a id="{name}"></a>', "", f"## {result['reference']}: {result['title']}", ""]
     if result["about"]:
         lines += [result["about"], ""]
-    lines += [f"![{result['reference']}]({name}.png)", ""]
+    lines += [f"![{name}]({name}.png)", ""]
     if result["table"]:
         head, *rows = [[escape_markdown(cell) for cell in row] for row in result["table"]]
-        lines += [_row(head), _row(["---", *["---:"] * (len(head) - 1)]), *map(_row, rows), ""]
+        lines += [_row(head), _rule(head), *map(_row, rows), ""]
     reasons: dict[str, list[str]] = {}
     for number, claim in enumerate(result["claims"], 1):
         paper = "" if claim["paper"] is None else f" (paper {_written(claim['paper'])})"
@@ -200,6 +199,10 @@ def _section(name: str, result: Result) -> list[str]:
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _rule(head: Sequence[str]) -> str:
+    return f"|---|{'---:|' * (len(head) - 1)}"
 
 
 def _written(value: Any) -> str:

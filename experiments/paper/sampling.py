@@ -211,5 +211,5 @@ def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
 
 
 def place_of(base: Mapping[str, Any], key: str, bundled: str) -> str:
-    """Where a data set is that settings name; see `located`."""
+    """Place of a data set that settings name; see `located`."""
     return located(str(base[key]), base.get("data_dir"), bundled)

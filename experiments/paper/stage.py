@@ -127,7 +127,7 @@ class Stage:
                 )
 
     def training(self, place: Path, similar: bool = False) -> Call | None:
-        """How an original model is trained by the recipe on its fraction of the data; None if it is there.
+        """Settings that train an original model on its fraction of the data; None if it is there.
 
         Args:
             place: a folder for the settings.
@@ -157,7 +157,7 @@ class Stage:
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What the runs of all experiments share: the original model, if it was given."""
+        """Inputs that the runs of all experiments share: the original model, if it was given."""
         if self.model is None:
             return {}
         base = (
@@ -186,7 +186,7 @@ class Stage:
         return self.similar if wanted.similar else self.sample
 
     def description(self) -> dict[str, Any]:
-        """What a result says of its scale."""
+        """Scale as a result holds it."""
         scale, device = self.scale, self._device
         return {
             "recipe": scale.recipe,
@@ -200,14 +200,14 @@ class Stage:
 
     @property
     def trained_on(self) -> str:
-        """What of the data an original model is trained on, in words."""
+        """Share of the data that an original model is trained on, in words."""
         share = self.train_fraction
         if share == self.scale.fraction:
             return "trained on the same data"
         return f"trained on {'all' if share == 1 else f'{share:g}'} of the data"
 
     def measured(self, one: Measured, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What a result says of a measurement in this process, as it says it of a run."""
+        """Environment of a measurement in this process, as a result holds that of a run."""
         data, model = Path(str(settings["data"])), str(settings["model"])
         base = base_of(model, settings.get("base_model")) if self.scale.is_text else None
         inputs = {"original model": saved_model_entry(model, base)}
@@ -228,7 +228,7 @@ class Stage:
 
 
 class Order:
-    """What some experiments want of a stage: every run, and the run that is made or taken for it.
+    """Runs that some experiments need of a stage, each with the run that is made or taken for it.
 
     Args:
         stage: of the experiments.
@@ -299,7 +299,7 @@ class Order:
         return Plan(run.name, {"setting": run.setting, **vars(run)}, path, options_of(path))
 
     def result(self, one: Trained | Measured, rows: Mapping[str, Row]) -> dict[str, Any]:
-        """What has come out of an experiment.
+        """Result of an experiment.
 
         Args:
             one: the experiment.

@@ -33,9 +33,8 @@ class Stopping(Trained):
     title = "Hardness and stopping, ρ = 0.5"
     task = "image"
     about = (
-        "Termination: the first step whose batches meet the aggregate criterion (App. C); by the "
-        "means, the first epoch whose mean demand exceeds the mean limit at κ above 0. Dashed: κ2 "
-        "(κ4) of the whole model as one block; the criterion is per block, so it is met elsewhere."
+        "Termination: the first step that meets the criterion (App. C); by the means, the first epoch "
+        "whose mean demand exceeds the mean limit at κ above 0. Dashed: κ2 (κ4) of the whole model."
     )
 
     def runs(self, scale: Scale) -> dict[str, Wanted]:
@@ -124,7 +123,9 @@ class Stopping(Trained):
 
 def _slowing(method: str, values: list[float]) -> Claim:
     """True if an epoch of the second half of the run gained less than one of the first; they may differ by an epoch."""
-    text = f"{method}: its objective gains less per epoch in the second half of the run than in the first"
+    text = (
+        f"{method}: the second half of the run gains less per epoch on its objective than the first"
+    )
     half = len(values) // 2
     if not 0 < half < len(values) - 1:
         return Claim(text, None, None)
@@ -143,7 +144,9 @@ def _slowing(method: str, values: list[float]) -> Claim:
 
 def _timely(method: str, one: Mapping[str, Any], values: list[float]) -> Claim:
     """True if the criterion is met near the highest gain: at most an epoch before it, and while most of it is there."""
-    text = f"{method}: the criterion is met once its objective falls, before a tenth of the gain is lost"
+    text = (
+        f"{method}: the criterion is met where its objective falls, with at least 90% of the gain"
+    )
     end, highest = one["terminates"], max(values)
     peak = one["epoch"][values.index(highest)]
     means = one["terminates_by_means"]

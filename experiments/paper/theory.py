@@ -193,7 +193,7 @@ class Updates(Computed):
 def _solve(
     method: Method, degrees: float, forget_norm: float = _FORGET_NORM
 ) -> tuple[PairStep, Any, Any]:
-    """What the method makes of one block with g_f upwards and g_r at this angle to it: the step, g_r, g_f."""
+    """Step, g_r and g_f of one block with g_f upwards and g_r at this angle to it."""
     angle = np.deg2rad(degrees)
     retain, forget = np.array([np.sin(angle), np.cos(angle)]), np.array([0.0, forget_norm])
     products = (retain @ retain, forget @ forget, retain @ forget)
@@ -231,7 +231,7 @@ def _problem(method: Method, degrees: float) -> dict[str, Any]:
 
 
 def _draw_problem(axes: Axes, letter: str, one: Mapping[str, Any]) -> None:
-    """Where the promise is kept, what of it is free, the gradients and the step."""
+    """Draw the region that keeps the promise, its free part, the gradients and the step."""
     _draw_region(axes, one, free=True)
     _arrow(axes, one["retain"], _RETAIN, "$g_r$")
     _arrow(axes, one["forget"], _FORGET, "$g_f$")
@@ -254,7 +254,7 @@ def _draw_problem(axes: Axes, letter: str, one: Mapping[str, Any]) -> None:
 
 
 def _draw_turn(axes: Axes, turn: Sequence[Mapping[str, Any]]) -> None:
-    """Where the step ends when g_r turns all the way round, and the regime of each direction."""
+    """Draw the ends of the step while g_r turns once around, and the regime of each direction."""
     _draw_region(axes, turn[0], free=False)
     color = STYLES[turn[0]["method"]][0]
     for one in turn:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hamu import HamuError
-from hamu.core.distributed.layout import SplitPairing
+from hamu.core.distributed import SplitPairing
 from hamu.core.distributed.sharded import Sharded
 from hamu.unlearning.trainer.sides import ShareSampler
 

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
 
-import hamu.core.distributed.layout
+import hamu.core.distributed
 import hamu.core.guard
 import hamu.unlearning.trainer.trainer
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
@@ -134,7 +134,7 @@ def altered(how):
             changes.enter_context(mock.patch.object(where, name, to))
 
         if "small" in how:  # buckets of a few numbers: every tensor is cut over several
-            change(hamu.core.distributed.layout, "BUCKET", 50)
+            change(hamu.core.distributed, "BUCKET", 50)
         if "rounded" in how:  # as another processor would
             for name in ("measure", "refined"):
                 change(GramMeter, name, rounded(getattr(GramMeter, name)))

@@ -11,7 +11,7 @@ from helpers import flat
 from torch import nn
 from transformers import TrainerCallback
 
-from hamu.unlearning.stop_reason import StopReason
+from hamu.unlearning.goals import StopReason
 from hamu.unlearning.trainer import promise
 
 ADAM = {"optim": "adamw_torch", "learning_rate": 1e-4}

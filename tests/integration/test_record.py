@@ -16,8 +16,8 @@ from hamu.cli import main
 from hamu.data import forget_class, read_images, read_text
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.jobs.review import NamedSources
+from hamu.unlearning.record import schema, violations
 from hamu.unlearning.record.inputs import row_digests, set_digest, text_digest, weights_digest
-from hamu.unlearning.record.record import schema, violations
 from hamu.unlearning.record.verify import Unavailable
 
 DOCS = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")

@@ -63,6 +63,88 @@ def test_cagrad_improves_the_worse_objective_as_much_as_its_ball_allows(angle, s
     assert worse == pytest.approx(best, abs=1e-5)
 
 
+def by_block(rule, g_r, g_f):
+    """A rule of two vectors, applied to each of the three blocks."""
+    blocks = (slice(0, 5), slice(5, 6), slice(6, None))
+    return torch.cat([rule(g_r[block], g_f[block]) for block in blocks])
+
+
+def falcon(g_r, g_f):
+    """Conflict-aware combination of one tensor (Hu et al. 2025): the angle with -g_f is obtuse."""
+    ascent = -g_f
+    if ascent.dot(g_r) < 0:
+        return 1.2 * g_r + 0.8 * off(ascent, g_r)
+    return 1.9 * g_r + 0.1 * ascent
+
+
+def one_sided(g_r, g_f):
+    """The retain gradient is the anchor, the forget descent gives way (Xiao et al. 2026)."""
+    ascent = -g_f
+    return g_r + (off(ascent, g_r) if ascent.dot(g_r) < 0 else ascent)
+
+
+def nash(g_r, g_f):
+    """Bargaining by its first-order condition, (GᵀG)α = 1/α, solved by Newton's method."""
+    both = torch.stack([g_r, -g_f])
+    gram, alpha = both @ both.T, 1 / both.norm(dim=1)
+    for _ in range(60):
+        residual = gram @ alpha - 1 / alpha
+        step = torch.linalg.solve(gram + torch.diag(alpha**-2), residual)
+        share = (alpha / step.abs()).min().clamp(max=2) / 2  # stays positive
+        alpha = alpha - share * step
+    torch.testing.assert_close(gram @ alpha, 1 / alpha)
+    return alpha @ both
+
+
+def shortest(g_r, g_f):
+    """The shortest convex combination, by search over its weight."""
+    length = lambda w: float((w * g_r - (1 - w) * g_f).square().sum())  # noqa: E731
+    found = minimize_scalar(length, bounds=(0, 1), method="bounded", options={"xatol": 1e-12}).x
+    w = min((0.0, 1.0, found), key=length)
+    return w * g_r - (1 - w) * g_f
+
+
+RULES = {
+    "blur": lambda g_r, g_f: off(g_r, g_f) - 1.0 * g_f,
+    "ngdiff": lambda g_r, g_f: g_r / g_r.norm() - g_f / g_f.norm(),
+    "munba": nash,
+    "mgda": shortest,
+    "falcon": lambda g_r, g_f: by_block(falcon, g_r, g_f),
+    "pcgrad-one-sided": lambda g_r, g_f: by_block(one_sided, g_r, g_f),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(angle=st.floats(0.05, 3.1), seed=st.integers(0, 1000))
+def test_a_published_rule_of_two_vectors_is_met(name, angle, seed):
+    g_r, g_f = vectors(angle, seed)
+    expected = RULES[name](g_r, g_f)
+    tolerance = 1e-6 if name in ("mgda", "munba") else 1e-12
+    torch.testing.assert_close(combined(name, g_r, g_f), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_a_rule_has_no_unit(name, scale):
+    """Both gradients in another unit: the same weights, or (ngdiff, munba) the same step."""
+    gram = gram_at([1.0, 2.0], [0.5, 3.0], [0.3, -0.2])
+    here, there = (build_method(name).weigh(g) for g in (gram, gram.scaled(scale, scale)))
+    unit = scale if name in ("ngdiff", "munba") else 1.0
+    torch.testing.assert_close(there.retain * unit, here.retain)
+    torch.testing.assert_close(there.forget * unit, here.forget)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("retain", "forget", "cos"), [
+    (0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), (1.0, 1.0, -1.0),
+])  # fmt: skip
+def test_zero_and_parallel_gradients_have_finite_weights(name, retain, forget, cos):
+    weights = build_method(name).weigh(gram_at(retain, forget, cos))
+    assert torch.isfinite(torch.cat([weights.retain, weights.forget])).all()
+    if (name, cos) == ("munba", 1.0):
+        assert weights.retain == weights.forget == 0, "nothing to agree on"
+
+
 @pytest.mark.parametrize("name", ["gru", "pcgrad"])
 def test_the_conflict_is_the_whole_models_not_a_blocks(name):
     gram = gram_at([1.0, 1.0], [1.0, 1.0], [0.9, -0.95])  # one block conflicts, the model does not

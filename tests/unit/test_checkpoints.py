@@ -9,8 +9,8 @@ import torch
 
 from hamu import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.unlearning.trainer.evaluations import load_start_predictions, save_start_predictions
 from hamu.unlearning.trainer.resumable import Checkpoints
+from hamu.unlearning.trainer.sides import load_start_predictions, save_start_predictions
 
 
 def write(checkpoints, *steps, most=None):

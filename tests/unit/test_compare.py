@@ -29,8 +29,8 @@ from hamu.unlearning.compare.runs import (
     finished_row,
     start_figures,
 )
+from hamu.unlearning.goals import ALL_DONE
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.stop_reason import ALL_DONE
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.config import unused_settings
 

@@ -119,7 +119,7 @@ def said(caplog):
 
 
 def test_one_process_uses_one_of_several_gpus(monkeypatch, said):
-    """Where there are several, transformers counts them while it sets up the device."""
+    """transformers counts several while it sets up the device."""
     devices = TrainConfig._setup_devices
 
     def two(self):

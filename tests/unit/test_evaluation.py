@@ -21,7 +21,7 @@ from hamu.evaluation import (
 from hamu.evaluation.membership import auc_of, loss_attack
 from hamu.evaluation.predictions import embed, principal_axes
 from hamu.report.tables import membership_line
-from hamu.unlearning.record.record import figures
+from hamu.unlearning.record import figures
 
 CLASSES = ("a", "b", "c")
 

@@ -9,7 +9,6 @@ from hamu import HamuError
 from hamu.core.objectives import log_odds, loss_at
 from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.evaluation import Predictions, TokenPredictions
-from hamu.unlearning.goal_report import goal_lines, goal_report, has_share, standing_line
 from hamu.unlearning.goals import (
     Goal,
     Reference,
@@ -17,8 +16,12 @@ from hamu.unlearning.goals import (
     Targets,
     check_goal_settings,
     choose_goal,
+    goal_lines,
+    goal_report,
+    has_share,
+    standing_line,
 )
-from hamu.unlearning.record.record import goal_figures
+from hamu.unlearning.record import goal_figures
 
 
 def images(losses, labels=None, classes=2):

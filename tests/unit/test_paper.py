@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from run_files import write_rows
 
 from experiments.paper import EXPERIMENTS, Scale, Trained
 from experiments.paper.batches import Batches
@@ -77,26 +78,19 @@ def test_the_same_run_wanted_twice_is_one_run_and_any_other_setting_makes_anothe
 def test_a_longer_run_serves_a_shorter_one_only_if_it_begins_alike_and_may_be_cut():
     short, long, longer = (PaperRun("ft", "abc", epochs) for epochs in (5.0, 10.0, 25.0))
     other = PaperRun("ft", "def", 5.0)
-    assert longest({short: {}, longer: {}, other: {}}, [], ()) == {
-        short: longer,
-        longer: longer,
-        other: other,
-    }
+    served = {short: longer, longer: longer, other: other}
+    assert longest({key: {} for key in served}, [], ()) == served
     assert longest({short: {}}, [long, longer], ()) == {short: long}, (
-        "what is finished is taken, the shortest that will do"
+        "the shortest that is finished"
     )
     assert longest({longer: {}}, [short], ()) == {longer: longer}
     assert longest({short: {}}, [longer], {short}) == {short: short}
     assert longest({short: {"lr_scheduler_type": "linear"}}, [longer], ()) == {short: short}
     wanted = {short: {}, long: {}, longer: {}}
-    assert longest(wanted, [], (), [longer]) == {short: long, long: long, longer: longer}, (
-        "what failed serves no other"
-    )
-    assert longest(wanted, [longer], (), [longer, long]) == {
-        short: short,
-        long: long,
-        longer: longer,
-    }
+    # what failed serves no other
+    assert longest(wanted, [], (), [longer]) == {short: long, long: long, longer: longer}
+    alone = {one: one for one in wanted}
+    assert longest(wanted, [longer], (), [longer, long]) == alone
 
 
 def test_a_sample_has_the_same_share_of_each_class_and_is_drawn_once(tmp_path):
@@ -144,19 +138,14 @@ def test_a_sample_of_conversations_is_one_and_knows_when_its_source_has_changed(
     ]  # fmt: skip
     (tmp_path / "data").mkdir()
     for name, part in {"data/train": rows, "data/test": rows[4:], "forget": rows[:2]}.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+        write_rows(tmp_path / f"{name}.jsonl", part)
     base = {"data": "data", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
     sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "work", resume=True))
-    read = {
-        name: read_text(sample.settings[name]).records
-        for name in ("data", "forget_data", "test_data")
-    }
-    assert [list(record.messages) for record in read["forget_data"]] == [
-        row["messages"] for row in rows[:2]
-    ]
-    assert {len(records) for records in read.values()} == {2, 6}, (
-        "a folder's own test set is one too"
-    )
+    names = ("data", "forget_data", "test_data")  # a folder's own test set is one too
+    read = {name: read_text(sample.settings[name]).records for name in names}
+    asked = [list(record.messages) for record in read["forget_data"]]
+    assert asked == [row["messages"] for row in rows[:2]]
+    assert {len(records) for records in read.values()} == {2, 6}
     (tmp_path / "forget.jsonl").write_text(json.dumps(rows[0]) + "\n")
     with pytest.raises(HamuError, match=r"as it is now"):
         sample_texts(base, 1.0, 1, RunFolder(tmp_path / "work", resume=True))
@@ -171,22 +160,15 @@ def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
         "image_column": "picture", "label_column": "kind",
     }  # fmt: skip
     for name, rows in (("all", range(6)), ("forget", range(2))):
-        lines = [json.dumps({"q": f"What is {n}?", "a": f"It is {n}."}) for n in rows]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        asked = [{"q": f"What is {n}?", "a": f"It is {n}."} for n in rows]
+        write_rows(tmp_path / f"{name}.jsonl", asked)
     texts = {
         "data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(tmp_path),
         "prompt_column": "q", "answer_column": "a",
     }  # fmt: skip
     for base, reader in ((images, read_images), (texts, read_text)):
-        stage = Stage(
-            Scale("own", base, reader is read_text, 0.5, None, None, 1),
-            base,
-            {},
-            None,
-            0.5,
-            None,
-            tmp_path / "work",
-        )
+        scale = Scale("own", base, reader is read_text, 0.5, None, None, 1)
+        stage = Stage(scale, base, {}, None, 0.5, None, tmp_path / "work")
         call = stage.training(tmp_path)
         training = yaml.safe_load(Path(call.options["config"]).read_text())
         for found in (training, stage.settings(stage.scale.wanted("gdiff", 1))):
@@ -197,25 +179,16 @@ def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
 
 def test_bundled_texts_are_no_path(tmp_path):
     rows = read_text("miniature").select(range(4))
-    lines = [json.dumps({"prompt": r.prompt, "completion": r.answer}) for r in rows.records]
-    (tmp_path / "forget.jsonl").write_text("\n".join(lines))
+    asked = [{"prompt": r.prompt, "completion": r.answer} for r in rows.records]
+    write_rows(tmp_path / "forget.jsonl", asked)
     base = {"data": "miniature", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
     scale = Scale("small", base, True, 1.0, None, None, 1)
     Stage(scale, {}, {}, None, 1.0, None, tmp_path / "work").check()
     sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "data", resume=True))
     assert sample.retain == len(read_text("miniature")) - 4
-    with pytest.raises(
-        HamuError, match=r"the data .*/digits are not there; say with --data_dir where they are"
-    ):
-        Stage(
-            replace(scale, base=base | {"data": "digits"}),
-            {},
-            {},
-            None,
-            1.0,
-            None,
-            tmp_path / "work",
-        ).check()
+    elsewhere = replace(scale, base=base | {"data": "digits"})
+    with pytest.raises(HamuError, match=r"the data .*/digits are not there; say with --data_dir"):
+        Stage(elsewhere, {}, {}, None, 1.0, None, tmp_path / "work").check()
 
 
 def texts_stage(folder, records, forget):
@@ -225,7 +198,7 @@ def texts_stage(folder, records, forget):
         row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:forget]
     ]
     for name, content in {"all": rows, "forget": rows[:forget], "again": said_again}.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+        write_rows(folder / f"{name}.jsonl", content)
     base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(folder)}
     scale = Scale("small", base, True, 1.0, None, None, 1, has_similar=True)
     return Stage(
@@ -247,9 +220,7 @@ def test_an_original_may_be_trained_on_more_data_than_the_runs_read(similar, tmp
     assert len(prompts(training)) == 40
     assert len(prompts(run)) == 10
     assert prompts(run).keys() < prompts(training).keys()
-    assert training["per_device_train_batch_size"] == 128, (
-        "batches shrink with the data that are trained on"
-    )
+    assert training["per_device_train_batch_size"] == 128, "it shrinks with the data"
     assert Path(run["model"]).is_relative_to(Path(call.options["output_dir"]).resolve())
     assert stage.description()["model"] == "trained on all of the data"
     assert whole.description()["model"] == "trained on the same data"
@@ -270,38 +241,35 @@ def test_paraphrases_make_an_epoch_longer_and_not_its_batches_larger(
     assert [runs[f"gdiff {name}"].steps for name in found] == [720, 720]
 
 
-def test_a_finished_run_ends_where_the_figure_does(tmp_path):
-    losses = [0.2, 0.5, float("nan"), 0.9]
+def write_evaluation(folder, losses, retain_gain, **more):
+    """Evaluations of a run, one for each of these forget losses, 9 steps apart."""
     trajectory = [
-        {
-            "step": 9 * epoch,
-            "eval_forget_gain": loss - 0.2,
-            "eval_retain_gain": 0.01 * epoch,
-            "eval_forget_loss": loss,
-        }
-        for epoch, loss in enumerate(losses)
+        {"step": 9 * n, "eval_forget_loss": loss}
+        | {"eval_forget_gain": loss - losses[0], "eval_retain_gain": retain_gain * n}
+        for n, loss in enumerate(losses)
     ]
-    (tmp_path / "evaluation.json").write_text(json.dumps({"trajectory": trajectory}))
+    (folder / "evaluation.json").write_text(json.dumps({"trajectory": trajectory} | more))
+
+
+def test_a_finished_run_ends_where_the_figure_does(tmp_path):
+    write_evaluation(tmp_path, [0.2, 0.5, float("nan"), 0.9], 0.01)
     lines = [
         {"step": step, "kappa": float(step), "taken": float(step != 3)} for step in range(1, 28)
     ]
-    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(tmp_path / "steps.jsonl", lines)
     nine = Batches(5, 1, 9)
     two = FinishedRun(tmp_path, 2, nine)
-    assert [point["epoch"] for point in two.points] == [0, 1], (
-        "an evaluation that is not finite is left out"
-    )
+    assert [point["epoch"] for point in two.points] == [0, 1], "that of NaN is left out"
     assert two.trajectory == [(0.0, 0.0), (0.01, pytest.approx(0.3))]
     assert two.by_epoch("kappa") == [pytest.approx((45 - 3) / 8), 14.0]
     assert two.mean("kappa") == pytest.approx((171 - 3) / 17)
     assert two.mean("demand") is None
     step = {"learning_rate": 0.1, "promised_retain_change": -0.5, "taken": 1.0}
     steps = [step | {"step": 1, "retain_norm": 4.0}, step | {"step": 2, "retain_norm": 0.5}]
-    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
-    assert FinishedRun(tmp_path, 2 / 9, nine).promised("retain", 1.0) == pytest.approx(
-        -0.05 * (4 + 1)
-    )
-    assert FinishedRun(tmp_path, 2 / 9, nine).promised("retain", 0.0) == pytest.approx(-0.05 * 2)
+    write_rows(tmp_path / "steps.jsonl", steps)
+    part = FinishedRun(tmp_path, 2 / 9, nine)
+    assert part.promised("retain", 1.0) == pytest.approx(-0.05 * (4 + 1))
+    assert part.promised("retain", 0.0) == pytest.approx(-0.05 * 2)
     assert FinishedRun(tmp_path, 3, nine).last["epoch"] == 3
 
 
@@ -324,46 +292,26 @@ def test_lines_correlations_and_volumes_of_known_points():
     [
         ((0.2, 0.7, 0.985), "all steps", 2.0),
         ((0.2, 0.7, 0.97), "all steps", None),
-        (
-            (0.2, 0.7, 0.97),
-            "target",
-            2.0,
-        ),  # the batch that ended it was there, the whole set is not quite
+        ((0.2, 0.7, 0.97), "target", 2.0),  # its last batch was there, the whole set is not quite
         ((0.2, 0.7, 0.8, 0.97), "target", None),  # it ended later than is looked at
     ],
 )
 def test_a_run_is_at_its_target_by_its_own_end_or_by_the_whole_set(tmp_path, losses, ended, epoch):
-    trajectory = [
-        {
-            "step": 9 * number,
-            "eval_forget_loss": loss,
-            "eval_forget_gain": loss - 0.2,
-            "eval_retain_gain": -number,
-        }
-        for number, loss in enumerate(losses)
-    ]
-    content = {"trajectory": trajectory, "ended_kind": ended}
-    (tmp_path / "evaluation.json").write_text(json.dumps(content))
+    write_evaluation(tmp_path, losses, -1, ended_kind=ended)
     found = reached(FinishedRun(tmp_path, 2, Batches(5, 1, 9)), 1.0)
-    assert found == (
-        None if epoch is None else {"epoch": epoch, "retain_gain": -2.0, "forget_loss": losses[2]}
-    )
+    there = {"epoch": epoch, "retain_gain": -2.0, "forget_loss": losses[2]}
+    assert found == (None if epoch is None else there)
 
 
 def fit_figures(gains):
     steps = {"direct_share": 0.25, "kappa": -0.5, "beyond": 0.1}
-    kinds = [
-        f"{method} {kind}" for method in ("hamu-q", "hamu-u") for kind in ("layer-wise", "global")
-    ]
-    return {
-        "constraint": list(CONSTRAINTS),
-        "gain": {kind: gains[kind.split()[1]] for kind in kinds},
-        "line": {kind: line_through_origin(CONSTRAINTS, gains[kind.split()[1]]) for kind in kinds},
-        "line_of_promised": {
-            kind: line_through_origin(gains["global"], gains[kind.split()[1]]) for kind in kinds
-        },
-        "steps": dict.fromkeys(kinds, steps),
+    gain = {f"{m} {kind}": ys for m in ("hamu-q", "hamu-u") for kind, ys in gains.items()}
+    lines = {
+        name: {key: line_through_origin(xs, ys) for key, ys in gain.items()}
+        for name, xs in (("line", CONSTRAINTS), ("line_of_promised", gains["global"]))
     }
+    more = {"constraint": list(CONSTRAINTS), "steps": dict.fromkeys(gain, steps)}
+    return {"gain": gain} | lines | more
 
 
 def test_a_claim_holds_does_not_or_cannot_be_told_and_only_the_second_is_explained():
@@ -391,17 +339,14 @@ SCALE_SAID = {
 
 def test_who_dominates_is_told_from_the_trajectories():
     baselines = EXPERIMENTS["figure-4"]
-    best = {m: [[0, 0], [0.2, 0.2]] for m in ("hamu-q", "hamu-u")} | {
-        m: [[0, 0], [0.1, 0.1]] for m in BASELINES
-    }
+    best = {key: [[0, 0], [0.1, 0.1]] for key in BASELINES}
+    best |= {key: [[0, 0], [0.2, 0.2]] for key in ("hamu-q", "hamu-u")}
     worst = best | {"ft": [[0, 0], [0.3, 0.3]]}
 
     def verdicts(easy, hard):
         lines = {"0": easy, "0.75": hard}
-        figures = {
-            "trajectories": lines,
-            "hypervolumes": {rho: volumes_of(by) for rho, by in lines.items()},
-        }
+        volumes = {rho: volumes_of(by) for rho, by in lines.items()}
+        figures = {"trajectories": lines, "hypervolumes": volumes}
         return [claim.holds for claim in baselines.claims(figures)]
 
     lone = {m: [[0, 0], [0.2, 0.2] if m.startswith("hamu") else [-0.1, 0.3]] for m in METHODS}
@@ -430,11 +375,9 @@ def random_run(generator, wanted):
     points, log = [], []
     for epoch in range(epochs + 1):
         retain, forget = generator.normal(size=2) if epoch else (0.0, 0.0)
-        accuracies = dict(
-            zip(("retain_accuracy", "forget_accuracy"), generator.random(2), strict=True)
-        )
-        gains = {"retain_gain": retain, "forget_gain": forget, "forget_loss": forget}
-        points.append({"epoch": float(epoch)} | gains | accuracies)
+        figures = {"retain_gain": retain, "forget_gain": forget, "forget_loss": forget}
+        figures |= {f"{side}_accuracy": generator.random() for side in ("retain", "forget")}
+        points.append({"epoch": float(epoch)} | figures)
     figures = (
         "kappa", "cos", "demand", "free_limit", "max_demand", "stop_threshold", "direct_share", "criterion_met",
         "retain_norm", "forget_norm", "promised_retain_change", "promised_forget_change",
@@ -444,19 +387,17 @@ def random_run(generator, wanted):
         drawn["criterion_met"] = float(drawn["criterion_met"] > 0.99)
         log.append({"step": step, "taken": 1.0, "learning_rate": 0.1} | drawn)
     before = {
-        side: {"loss": 0.0, "accuracy": 0.5, "probability": 0.5} for side in ("retain", "forget")
+        key: {"loss": 0.0, "accuracy": 0.5, "probability": 0.5} for key in ("retain", "forget")
     }
     after = {
-        side: dict(zip(("loss", "accuracy", "probability"), generator.normal(size=3), strict=True))
-        for side in before
+        side: {name: generator.normal() for name in figures} for side, figures in before.items()
     }
     after["membership_inference"] = {"auc": generator.random()}
-    vars(one).update(
-        points=points,
-        log=log,
-        evaluation={"before": before, "after": after},
-        inputs={"original model": {"sha256": str(wanted.similar)}},
+    evaluation, inputs = (
+        {"before": before, "after": after},
+        {"original model": {"sha256": str(wanted.similar)}},
     )
+    vars(one).update(points=points, log=log, evaluation=evaluation, inputs=inputs)
     return one
 
 
@@ -480,9 +421,7 @@ def test_a_run_that_is_missing_never_turns_a_verdict(name):
 
 
 def test_the_interval_of_a_median_covers_it_as_often_as_it_says_whatever_the_turns_are_drawn_from():
-    assert median_interval(range(5)) is None, (
-        "between the extremes of 5 the median lies in 93.75% of cases"
-    )
+    assert median_interval(range(5)) is None, "its extremes cover the median in 93.75% of cases"
     assert median_interval([3, 1, 2, 6, 5, 4]) == (1, 6)
     assert median_interval(range(1, 16)) == (4, 12)
     generator = np.random.default_rng(0)
@@ -503,16 +442,11 @@ def cost_figures(*ratios):
 @pytest.mark.parametrize(
     ("ratios", "cheap", "longer", "said"),
     [
-        ([1.01] * 15, True, True, "1.010 of 15 turns, 95% interval 1.010 to 1.010"),
-        ([1.1] * 15, False, True, "1.100 of 15 turns, 95% interval 1.100 to 1.100"),
-        ([0.9] * 8, True, False, "0.900 of 8 turns, 95% interval 0.900 to 0.900"),
-        ([0.9] * 8 + [1.2] * 7, None, None, "0.900 of 15 turns, 95% interval 0.900 to 1.200"),
-        (
-            [1.0, 0.67, 2.03],
-            None,
-            None,
-            "1.000 of 3 turns, 0.670 to 2.030: too few for an interval",
-        ),
+        ([1.01] * 15, True, True, "1.010 (1.010 to 1.010)"),
+        ([1.1] * 15, False, True, "1.100 (1.100 to 1.100)"),
+        ([0.9] * 8, True, False, "0.900 (0.900 to 0.900)"),
+        ([0.9] * 8 + [1.2] * 7, None, None, "0.900 (0.900 to 1.200)"),
+        ([1.0, 0.67, 2.03], None, None, "1.000, 0.670 to 2.030: 3 turns, too few for an interval"),
     ],
 )
 def test_a_bound_on_time_is_told_only_where_the_turns_tell_it(

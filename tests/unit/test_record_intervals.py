@@ -8,7 +8,7 @@ import torch
 
 from hamu.evaluation import Predictions, TokenPredictions, classifier_report
 from hamu.evaluation.reports import change_intervals, record_intervals
-from hamu.unlearning.record.record import changes, figures
+from hamu.unlearning.record import changes, figures
 
 
 def classifier(records, seed=0):

@@ -8,8 +8,8 @@ import pytest
 from hamu import UnlearnConfig
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings, recorded_settings
+from hamu.unlearning.record import schema, statement, violations, write_model_card
 from hamu.unlearning.record.inputs import edited, text_digest, with_settings
-from hamu.unlearning.record.record import schema, statement, violations, write_model_card
 
 
 def test_a_setting_without_the_digest_that_it_began_with_counts_as_edited(tmp_path):

@@ -72,8 +72,6 @@ def test_a_hamu_error_is_a_value_error():
 
 
 def test_every_method_is_built_by_its_name():
-    names = "hamu-q hamu-u ft ga gdiff kl scrub gru pcgrad cagrad npo simnpo"
-    assert " ".join(method_classes()) == names
     for name, cls in method_classes().items():
         assert type(build_method(name, constraint=0.25, nothing_of_the_kind=1)) is cls
     assert build_method("hamu-u", constraint=0.25).constraint == 0.25
@@ -147,7 +145,7 @@ HEAVY = {"transformers", "datasets", "accelerate", "matplotlib", "sklearn", "pan
 
 @pytest.mark.parametrize(("code", "unwanted"), [
     ("import hamu", {"torch", *HEAVY}),
-    ("from hamu.core.methods import method_rows; assert len(method_rows()) == 12", {"torch", *HEAVY}),
+    ("from hamu.core.methods import method_rows; assert method_rows()[0].name == 'hamu-q'", {"torch", *HEAVY}),
     ("from hamu import HamuQ, PairedGradients, StepGuard", HEAVY),
 ])  # fmt: skip
 def test_imports_load_no_more_than_they_need(code, unwanted):
@@ -157,7 +155,7 @@ def test_imports_load_no_more_than_they_need(code, unwanted):
 
 def test_the_table_of_methods_agrees_with_their_classes():
     for row, cls in zip(method_rows(), method_classes().values(), strict=True):
-        assert row[:-1] == tuple(getattr(cls, field) for field in row._fields[:-1])
+        assert row == tuple(getattr(cls, field) for field in row._fields)
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error():

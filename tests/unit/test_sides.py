@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from hamu import HamuError, UnlearnConfig, UnlearnTrainer
 from hamu.core.objectives import Scored
-from hamu.unlearning.stop_reason import StopReason
+from hamu.unlearning.goals import StopReason
 from hamu.unlearning.trainer import sides
 from hamu.unlearning.trainer.sides import EarlyEnds
 

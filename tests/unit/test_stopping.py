@@ -1,4 +1,4 @@
-"""When to stop: the criteria, margin, patience, window, and that a run without conflict is never stopped."""
+"""Stopping: criteria, margin, patience, window; a run without conflict is never stopped."""
 
 import math
 from functools import partial

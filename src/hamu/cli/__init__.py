@@ -209,6 +209,7 @@ def _methods(argv: list[str]) -> int:
         raise HamuError(f"methods takes no options; got {' '.join(argv)}")
     heads = ("method", "retain objective", "forget objective", "what it does", "source")
     table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)  # hamu.report loads torch
+    table.columns[0].no_wrap = True
     for row in method_rows():
         retain, forget = row.retain_objective or "-", row.forget_objective or "-"
         table.add_row(row.name, retain, forget, row.summary, row.source)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hamu.core.distributed.layout import Grads, drained
+from hamu.core.distributed import Grads, drained
 from hamu.core.gram import combine_dtype
 from hamu.core.gram_meter import SMALL, brought, in_groups, scratch_bytes
 from hamu.errors import HamuError

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.core.combine import GradOffload, combine_all
-from hamu.core.distributed import is_sharded
-from hamu.core.distributed.layout import Grads, Layout
+from hamu.core.distributed import Grads, Layout, is_sharded
 from hamu.core.gram import (
     SIDES,
     Blocks,

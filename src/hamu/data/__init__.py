@@ -1,6 +1,8 @@
 """Records in, batches out: texts, images, the forget set, and pairs of both sides."""
 
 from hamu.data.forget_sets import (
+    PairCollator,
+    PairedDataset,
     UnlearningData,
     draw_positions,
     forget_class,
@@ -12,7 +14,6 @@ from hamu.data.forget_sets import (
     subset,
 )
 from hamu.data.images import ImageData, pixel_statistics, read_images
-from hamu.data.pairing import PairCollator, PairedDataset
 from hamu.data.text import (
     TextCollator,
     TextData,

@@ -1,21 +1,28 @@
-"""The division of data into forget set and retain set: by class, rows, filter, or a second file."""
+"""The division of data into forget and retain set, by class, rows, filter or a second file; and
+pairs of a record of each, made in the data set, unseen by samplers and loaders.
+
+One epoch is one pass over the retain data. The forget data are drawn round and round, each round in
+a new order, and go on where the last epoch ended. The place of a record depends on the seed alone:
+not on the batch size, the number of processes, or a resume.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
+from hamu.core.gram import SIDES
 from hamu.data.images import ImageData
 from hamu.data.sources import reading
 from hamu.data.text import TextData, TextRecords, column_names
@@ -23,6 +30,9 @@ from hamu.errors import HamuError
 
 Records = TypeVar("Records", ImageData, TextRecords, TextData)
 _Read = TypeVar("_Read", ImageData, TextRecords)  # before they are tokenized
+Shuffle = Literal["epoch", "once"]
+WEIGHT = "weight"  # of a batch of pairs, 1 if it is not there
+POSITIONS = "positions"  # of a batch's forget records in their data set, where limits need them
 
 
 @dataclass(frozen=True)
@@ -231,3 +241,109 @@ def _split(
             "instead"
         )
     return UnlearningData(train.select(retain), train.select(forget), test, name, target)
+
+
+class PairedDataset(Dataset[dict[str, Any]]):
+    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, or one of the two sides.
+
+    Args:
+        retain: the data that stay; their number is the length of an epoch, whatever the sides.
+        forget: the data that must go.
+        sides: the sides that a method needs, of "retain" and "forget".
+        seed: seed of every order.
+        shuffle: "epoch" for a new order each epoch, "once" for the orders of the rounds that begin
+            in the first epoch (the paper).
+        with_positions: True if batches name their forget records by position, each once.
+
+    Attributes:
+        focus: (start, positions), at most two: from this place of the run on, counted in pairs, the
+            forget data are the records at these positions.
+
+    Raises:
+        HamuError: if a side is empty.
+    """
+
+    def __init__(
+        self,
+        retain: Dataset[Any],
+        forget: Dataset[Any],
+        *,
+        sides: Sequence[str] = SIDES,
+        seed: int = 42,
+        shuffle: Shuffle = "epoch",
+        with_positions: bool = False,
+    ) -> None:
+        self._data: dict[str, Any] = {"retain": retain, "forget": forget}
+        for side, data in self._data.items():
+            if len(data) == 0:
+                raise HamuError(f"the {side} set is empty; give at least one record to {side}")
+        self._sides, self._with_positions = tuple(sides), with_positions
+        self._seed, self._shuffle, self._epoch = seed, shuffle, 0
+        self.focus: list[tuple[int, list[int]]] = []
+
+    def focus_on(self, positions: Sequence[int], start: int) -> None:
+        """Draw the forget data from these positions (all, if empty) from the place `start` on.
+
+        The place lies beyond any batch that a loader holds already, so that a resumed run draws
+        the same.
+        """
+        self.focus = [*self.focus[-1:], (start, list(positions))]
+
+    def __len__(self) -> int:
+        return len(self._data["retain"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; data loaders call this."""
+        self._epoch = epoch
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {side: self._data[side][self._position(side, index)] for side in self._sides}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
+        """A batch: for each side a list of items, or the result of its own `__getitems__`.
+
+        Indices below 0, ~i for i, are read for their shape alone: the batch has the "weight" 0.
+        """
+        batch: dict[str, Any] = {WEIGHT: 0.0} if min(indices) < 0 else {}
+        for side in self._sides:
+            data = self._data[side]
+            positions = [self._position(side, ~i if i < 0 else i) for i in indices]
+            if side == "forget" and self._with_positions:
+                positions = list(dict.fromkeys(positions))
+                batch[POSITIONS] = torch.tensor(positions)
+            fetch = getattr(data, "__getitems__", None)
+            batch[side] = fetch(positions) if fetch else [data[i] for i in positions]
+        return batch
+
+    def _position(self, side: str, index: int) -> int:
+        place, focus = self._epoch * len(self) + index, list[int]()
+        if side == "forget":
+            focus = next((of for start, of in reversed(self.focus) if place >= start), focus)
+        length = len(focus) or len(self._data[side])
+        turn, place = divmod(place, length)
+        if self._shuffle == "once" and not focus:
+            turn %= -(-len(self) // length)  # the rounds that begin in the first epoch
+        seed = (self._seed * 1_000_003 + turn) * 2 + SIDES.index(side)
+        found = int(_order(seed, length)[place])
+        return focus[found] if focus else found
+
+
+@lru_cache(maxsize=8)  # of two sides; a batch may reach from one round into the next
+def _order(seed: int, length: int) -> Tensor:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+
+
+class PairCollator:
+    """Collates each side of a batch by its own collator; one fetched whole stays as it is."""
+
+    def __init__(self, collate: Callable[[list[Any]], Mapping[str, Tensor]]) -> None:
+        self._collate = collate
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        """Return the batch of each side."""
+        if not isinstance(batch, Mapping):  # a loader that fetches item by item
+            batch = {side: [item[side] for item in batch] for side in batch[0]}
+        return {
+            side: items if isinstance(items, Mapping | float | Tensor) else self._collate(items)
+            for side, items in batch.items()
+        }

@@ -26,8 +26,7 @@ from hamu.report.run import (
     TextObservations,
 )
 from hamu.report.tables import attack_figure
-from hamu.unlearning.goals import record_losses
-from hamu.unlearning.stop_reason import ALL_DONE
+from hamu.unlearning.goals import ALL_DONE, record_losses
 
 FORGET, RETAIN, TEST, GREY = "#D55E00", "#0072B2", "#009E73", "#7F7F7F"
 COLORS = {"forget": FORGET, "retain": RETAIN, "test": TEST, "before": GREY, "after": FORGET}

@@ -39,8 +39,7 @@ from hamu.report.run import (
 )
 from hamu.report.tables import Column, Table, number, text_table
 from hamu.unlearning.compare.runs import model_figures
-from hamu.unlearning.goal_report import forgotten_words, goal_name, has_share, meaning
-from hamu.unlearning.goals import record_losses
+from hamu.unlearning.goals import forgotten_words, goal_name, has_share, meaning, record_losses
 from hamu.unlearning.record.inputs import differing, without_order
 from hamu.unlearning.trainer.promise import kept_in_words
 

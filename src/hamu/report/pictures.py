@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,26 +17,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
-from hamu.core.methods import HamuQ, HamuU
+from hamu.core.methods import TABLE, HamuQ, HamuU
 from hamu.evaluation import attack_results as attacks
 from hamu.evaluation.gains import Gains, is_near
 from hamu.report.tables import attack_figure, strengths
 
-# Okabe and Ito's colours, distinct in print and for colour-blind readers.
-STYLES: dict[str, tuple[str, str]] = {
-    "hamu-q": ("#D55E00", "o"),
-    "hamu-u": ("#0072B2", "s"),
-    "ft": ("#009E73", "^"),
-    "ga": ("#000000", "v"),
-    "gdiff": ("#CC79A7", "D"),
-    "kl": ("#E69F00", "P"),
-    "scrub": ("#56B4E9", "X"),
-    "gru": ("#7F7F7F", "<"),
-    "pcgrad": ("#8C6D31", ">"),
-    "cagrad": ("#882255", "d"),
-    "npo": ("#332288", "p"),
-    "simnpo": ("#999933", "h"),
-}
+# Colour and marker of each method, in the order of the table: Okabe and Ito's colours, distinct in
+# print and for colour-blind readers, then further ones; beyond these both return.
+_COLORS = (
+    *("#D55E00", "#0072B2", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"),
+    *("#8C6D31", "#882255", "#332288", "#999933", "#44AA99", "#AA4499", "#117733", "#DDAA33"),
+    *("#6699CC", "#AA4466", "#66CCEE", "#BB5566", "#004488", "#CC6677"),
+)
+_MARKERS = "os^vDPX<>dph*8H"
+STYLES: dict[str, tuple[str, str]] = dict(
+    zip(TABLE, zip(cycle(_COLORS), cycle(_MARKERS), strict=False), strict=False)
+)
 COLOR_OF_MODEL = {
     attacks.UNLEARNED: "#D55E00",
     attacks.ORIGINAL: "#7F7F7F",

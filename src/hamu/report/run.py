@@ -23,9 +23,9 @@ from hamu.data import ImageData, TextRecords
 from hamu.errors import HamuError, first_line
 from hamu.evaluation import Predictions, TokenPredictions, rouge_l_recall
 from hamu.evaluation.gains import Gains, gains_of, trajectory_of
+from hamu.unlearning.goals import StopKind, kind_in
+from hamu.unlearning.record import schema, violations
 from hamu.unlearning.record.inputs import read_inputs
-from hamu.unlearning.record.record import schema, violations
-from hamu.unlearning.stop_reason import StopKind, kind_in
 
 ROLES = ("before", "after")
 _SHOWN = 12  # images

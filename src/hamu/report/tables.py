@@ -20,7 +20,7 @@ from rich.text import Text
 from hamu.evaluation import attack_results as attacks
 from hamu.evaluation.membership import auc_of
 from hamu.unlearning.compare.runs import Comparison, Row, differing_environments
-from hamu.unlearning.stop_reason import ALL_DONE
+from hamu.unlearning.goals import ALL_DONE
 
 Report = Mapping[str, Any]  # figures of a model, as `hamu evaluate` writes them
 SETS = ("retain", "forget", "test", "test_without_class")

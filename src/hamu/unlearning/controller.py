@@ -34,8 +34,7 @@ from transformers import TrainerCallback
 from hamu.core.methods import HamuQ
 from hamu.core.pair import PairStep
 from hamu.errors import HamuError
-from hamu.unlearning.goals import LEVEL, Goal, Standing
-from hamu.unlearning.stop_reason import StopReason
+from hamu.unlearning.goals import LEVEL, Goal, Standing, StopReason
 
 if TYPE_CHECKING:
     from hamu.unlearning.goal_run import GoalRun

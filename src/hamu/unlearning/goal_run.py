@@ -28,14 +28,14 @@ from hamu.unlearning.goals import (
     Goal,
     Reference,
     Standing,
+    StopReason,
     choose_goal,
 )
 from hamu.unlearning.lookahead import Lookahead
-from hamu.unlearning.stop_reason import StopReason
 
 if TYPE_CHECKING:
     from hamu.unlearning.trainer.config import UnlearnConfig
-    from hamu.unlearning.trainer.evaluations import Evaluations
+    from hamu.unlearning.trainer.sides import Evaluations
 
 _FILE = "goal.safetensors"  # in a checkpoint
 _FURTHER = 3.0  # log-odds above the target of "erased" that a lasting run takes a record to, ahead

@@ -14,8 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from hamu.core.distributed import is_main, world_size
-from hamu.core.distributed.layout import Grads, Layout, reduced
+from hamu.core.distributed import Grads, Layout, is_main, reduced, world_size
 from hamu.core.gram import SIDES, PairGram
 from hamu.errors import HamuError
 

@@ -1,6 +1,6 @@
 """Methods: each computes one weight per block and side from a `PairGram`.
 
-`TABLE` lists the methods of HAMU as plain data, so that listing them needs no torch; a class loads
+`TABLE` lists the methods of HAMU as plain data, so that listing them needs no torch; classes load
 on demand. Other packages add methods through the entry point group `hamu.methods`.
 """
 
@@ -44,61 +44,47 @@ C = TypeVar("C", bound="type[Method]")
 
 
 class MethodRow(NamedTuple):
-    """A row of the table of methods: the attributes of a `Method`.
-
-    Attributes:
-        place: module of this package and class, for methods of HAMU.
-    """
+    """A row of the table of methods: the attributes of a `Method`."""
 
     name: str
     retain_objective: str | None
     forget_objective: str | None
-    summary: str
     source: str
-    place: str = ""
+    summary: str
 
 
 _CE, _KL = "cross_entropy", "kl_to_original"
-_SUMMARIES = {
-    "hamu-q": "raise the forget loss by Q per step at the least retain cost",
-    "hamu-u": "lower the retain loss by U per step, forget as much as that allows",
-    "ft": "fine-tune on the retain data",
-    "ga": "gradient ascent on the forget data",
-    "gdiff": "mean of retain descent and forget ascent",
-    "kl": "forget ascent, retain predictions kept by KL to the original",
-    "scrub": "leave the original's predictions on forget, keep them on retain",
-    "gru": "forget ascent made orthogonal to the retain gradient on conflict",
-    "pcgrad": "mean of both descents, each projected off the other on conflict",
-    "cagrad": "near the mean of both descents, the best for the worse of the two",
-    "npo": "mean of retain descent and negative preference optimization",
-    "simnpo": "mean of retain descent and length-normalised NPO, without the original",
-}
-_ROWS = (
-    ("hamu-q", _CE, _CE, "HAMU, Alg. 1", "hamu.HamuQ"),
-    ("hamu-u", _CE, _CE, "HAMU, Alg. 2", "hamu.HamuU"),
-    ("ft", _CE, None, "HAMU, App. D", "baselines.FineTune"),
-    ("ga", None, _CE, "Jang et al. 2023", "baselines.GradientAscent"),
-    ("gdiff", _CE, _CE, "Liu et al. 2022", "baselines.GradientDifference"),
-    ("kl", _KL, _CE, "Maini et al. 2024", "baselines.KLMinimization"),
-    ("scrub", "scrub_retain", _KL, "Kurmanji et al. 2023", "baselines.Scrub"),
-    ("gru", _CE, _CE, "Wang et al. 2025", "baselines.GradientRectified"),
-    ("pcgrad", _CE, _CE, "Yu et al. 2020", "baselines.ProjectConflicting"),
-    ("cagrad", _CE, _CE, "Liu et al. 2021", "baselines.ConflictAverse"),
-    ("npo", _CE, "npo", "Zhang et al. 2024", "baselines.NegativePreference"),
-    ("simnpo", _CE, "simnpo", "Fan et al. 2024", "baselines.SimpleNegativePreference"),
+_ROWS = (  # the order of pictures' colours: add at the end
+    ("hamu-q", _CE, _CE, "HAMU, Alg. 1", "raise the forget loss by Q at the least retain cost"),
+    ("hamu-u", _CE, _CE, "HAMU, Alg. 2", "lower the retain loss by U, forget as much as it allows"),
+    ("ft", _CE, None, "HAMU, App. D", "fine-tune on the retain data"),
+    ("ga", None, _CE, "Jang et al. 2023", "gradient ascent on the forget data"),
+    ("gdiff", _CE, _CE, "Liu et al. 2022", "mean of retain descent and forget ascent"),
+    ("kl", _KL, _CE, "Maini et al. 2024", "forget ascent, retain predictions kept by KL"),
+    ("scrub", "scrub_retain", _KL, "Kurmanji et al. 2023", "leave the original on forget data"),
+    ("gru", _CE, _CE, "Wang et al. 2025", "forget ascent, made orthogonal to g_r on conflict"),
+    ("pcgrad", _CE, _CE, "Yu et al. 2020", "mean of both, projected off each other on conflict"),
+    ("cagrad", _CE, _CE, "Liu et al. 2021", "near the mean of both, the best for the worse"),
+    ("npo", _CE, "npo", "Zhang et al. 2024", "mean of retain descent and NPO"),
+    ("simnpo", _CE, "simnpo", "Fan et al. 2024", "mean of retain descent and SimNPO"),
+    ("blur", _CE, _CE, "Reisizadeh et al. 2026", "forget ascent, and g_r projected off it"),
+    ("ngdiff", _CE, _CE, "Jin et al. 2025", "both descents, each divided by its norm"),
+    ("munba", _CE, _CE, "Wu and Harandi 2025", "Nash bargaining of both descents"),
+    ("mgda", _CE, _CE, "Désidéri 2012", "shortest vector between both descents"),
+    ("falcon", _CE, _CE, "Hu et al. 2025", "per block: fixed weights, one pair for conflict"),
+    ("pcgrad-one-sided", _CE, _CE, "Xiao et al. 2026", "per block: ascent projected on conflict"),
 )
-TABLE = {
-    name: MethodRow(name, retain, forget, _SUMMARIES[name], source, place)
-    for name, retain, forget, source, place in _ROWS
-}
+TABLE = {name: MethodRow(name, *rest) for name, *rest in _ROWS}
+_CLASSES: dict[str, type[Method]] = {}
 
 
 def listed(name: str) -> Callable[[C], C]:
-    """Class decorator: take name, objectives, summary and source from a row of the table."""
+    """Class decorator: take objectives, source and summary from the row of this name."""
 
     def fill(cls: C) -> C:
-        for field in MethodRow._fields[:-1]:
-            setattr(cls, field, getattr(TABLE[name], field))
+        for field, value in TABLE[name]._asdict().items():
+            setattr(cls, field, value)
+        _CLASSES[name] = cls
         return cls
 
     return fill
@@ -107,7 +93,7 @@ def listed(name: str) -> Callable[[C], C]:
 def method_rows() -> list[MethodRow]:
     """The table of methods, with those of installed packages; loads torch for the latter alone."""
     added = plugins("hamu.methods", "method", TABLE) if points_of("hamu.methods") else {}
-    fields = MethodRow._fields[:-1]
+    fields = MethodRow._fields
     return [*TABLE.values(), *(MethodRow(*(getattr(c, f) for f in fields)) for c in added.values())]
 
 
@@ -116,10 +102,9 @@ def method_classes(asked: str | None = None) -> dict[str, type[Method]]:
 
     A HamuError if an installed package has the method `asked` for and it fails to load.
     """
-    ours: dict[str, type[Method]] = {}
-    for row in TABLE.values():
-        module, cls = row.place.split(".")
-        ours[row.name] = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
+    for module in ("hamu", "baselines"):
+        importlib.import_module(f"{__name__}.{module}")
+    ours = {name: _CLASSES[name] for name in TABLE}
     return ours | plugins("hamu.methods", "method", TABLE, asked=asked)
 
 

@@ -209,6 +209,11 @@ def regime_at(kappa: Tensor, direct_threshold: Tensor, stop_threshold: Tensor) -
     return (kappa > direct_threshold).long() + (kappa > stop_threshold).long()
 
 
+def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator/denominator, 0 where the denominator is 0."""
+    return (numerator / denominator).masked_fill(denominator == 0, 0.0)
+
+
 @dataclass(frozen=True)
 class Weights:
     """Weights of the two gradients by block: g* = retain·g_r + forget·g_f.
@@ -251,7 +256,7 @@ class Method(ABC):
 
     @property
     def stopping_rule(self) -> StoppingRule:
-        """When to stop; off for methods without a criterion."""
+        """Stopping rule; off for methods without a criterion."""
         return StoppingRule("off")
 
     @property

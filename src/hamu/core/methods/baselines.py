@@ -1,6 +1,7 @@
-"""Baselines of the paper (App. D), each a rule of weights for the same pair of gradients.
+"""Other methods, each a rule of weights for the same pair of gradients; references.md has sources.
 
-A forget objective is always to be raised, so its weight is negative.
+A forget objective is always to be raised, so its weight is negative; the two descents are along g_r
+and -g_f, and κ = g_r·g_f > 0 is a conflict between them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from hamu.core.gram import PairGram
 from hamu.core.methods import listed
-from hamu.core.methods.base import Method, Weights
+from hamu.core.methods.base import Method, Weights, ratio
 
 
 class _Fixed(Method):
@@ -92,10 +93,7 @@ class ConflictAverse(Method):
             w = (best + width * 1e-3 * (2.0 * grid - 1.0)).clamp(0.0, 1.0)
         scale = reach / norm(best)
         scale = torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
-        return Weights(
-            (0.5 + scale * best).expand_as(gram.dot).clone(),
-            -(0.5 + scale * (1.0 - best)).expand_as(gram.dot).clone(),
-        )
+        return _of_the_whole(gram, 0.5 + scale * best, -(0.5 + scale * (1.0 - best)))
 
 
 @listed("gru")
@@ -103,7 +101,8 @@ class GradientRectified(Method):
     """GRU: -g_f, made orthogonal to g_r when the two conflict."""
 
     def weigh(self, gram: PairGram) -> Weights:
-        return Weights(_conflict_over_square(gram, gram.retain_sq), torch.full_like(gram.dot, -1.0))
+        whole = gram.total()
+        return _of_the_whole(gram, _projection(whole, whole.retain_sq), -torch.ones_like(whole.dot))
 
 
 @listed("pcgrad")
@@ -111,13 +110,98 @@ class ProjectConflicting(Method):
     """PCGrad: the mean of g_r and -g_f, each projected off the other when they conflict."""
 
     def weigh(self, gram: PairGram) -> Weights:
-        retain = 1.0 + _conflict_over_square(gram, gram.retain_sq)
-        forget = 1.0 + _conflict_over_square(gram, gram.forget_sq)
-        return Weights(0.5 * retain, -0.5 * forget)
+        whole = gram.total()
+        retain = 1.0 + _projection(whole, whole.retain_sq)
+        forget = 1.0 + _projection(whole, whole.forget_sq)
+        return _of_the_whole(gram, 0.5 * retain, -0.5 * forget)
 
 
-def _conflict_over_square(gram: PairGram, square: Tensor) -> Tensor:
-    """Projection coefficient κ/‖g‖² of the whole model where κ > 0, else 0, [L]."""
-    kappa, square = gram.dot.sum(), square.sum()
-    coefficient = torch.where((kappa > 0) & (square > 0), kappa / square, torch.zeros_like(kappa))
-    return coefficient.expand_as(gram.dot)
+@listed("pcgrad-one-sided")
+class ProjectForgetting(Method):
+    """One-sided PCGrad, per block: g_r plus -g_f, the latter projected off g_r on conflict."""
+
+    def weigh(self, gram: PairGram) -> Weights:
+        return Weights(1.0 + _projection(gram, gram.retain_sq), -torch.ones_like(gram.dot))
+
+
+@listed("falcon")
+class Falcon(Method):
+    """FALCON, per block: 1.2 g_r + 0.8 (-g_f off g_r) on conflict, else 1.9 g_r - 0.1 g_f.
+
+    The combination of gradients alone, without FALCON's choice of layers and its forget loss.
+    """
+
+    def weigh(self, gram: PairGram) -> Weights:
+        conflict = gram.dot > 0
+        projected = 1.2 + 0.8 * _projection(gram, gram.retain_sq)
+        fixed = torch.full_like(gram.dot, -0.1).masked_fill(conflict, -0.8)
+        return Weights(torch.where(conflict, projected, 1.9), fixed)
+
+
+@listed("blur")
+class BiLevel(Method):
+    """BLUR: g_r made orthogonal to g_f, plus γ of forget ascent, γ = 1.
+
+    The forget loss rises by γ‖g_f‖² per unit of learning rate, neither more nor less.
+    """
+
+    gamma: ClassVar[float] = 1.0
+
+    def weigh(self, gram: PairGram) -> Weights:
+        whole = gram.total()
+        forget = self.gamma + ratio(whole.dot, whole.forget_sq)
+        return _of_the_whole(gram, torch.ones_like(forget), -forget)
+
+
+@listed("ngdiff")
+class NormalizedDifference(Method):
+    """NGDiff: both descents of the whole model, each divided by its norm.
+
+    Without the publication's automatic learning rate.
+    """
+
+    def weigh(self, gram: PairGram) -> Weights:
+        return _of_the_whole(gram, *_unit(gram.total()))
+
+
+@listed("munba")
+class NashBargaining(Method):
+    """MUNBa: the Nash bargaining solution of both descents, NGDiff's direction at length √2.
+
+    The weights α solve (GᵀG)α = 1/α for G = (g_r, -g_f). Where g_r and g_f are parallel there is
+    nothing to agree on, and no step.
+    """
+
+    def weigh(self, gram: PairGram) -> Weights:
+        whole = gram.total()
+        scale = (1.0 - whole.cos).rsqrt().masked_fill(whole.collinear & (whole.dot > 0), 0.0)
+        retain, forget = _unit(whole)
+        return _of_the_whole(gram, scale * retain, scale * forget)
+
+
+@listed("mgda")
+class MultipleGradientDescent(Method):
+    """MGDA: the shortest vector between g_r and -g_f; it serves both sides alike, or is 0."""
+
+    def weigh(self, gram: PairGram) -> Weights:
+        whole = gram.total()
+        both_sq = whole.retain_sq + whole.forget_sq + 2.0 * whole.dot  # ‖g_r + g_f‖²
+        retain = ((whole.forget_sq + whole.dot) / both_sq).masked_fill(both_sq <= 0, 0.5)
+        retain = retain.clamp(0.0, 1.0)
+        return _of_the_whole(gram, retain, retain - 1.0)
+
+
+def _projection(gram: PairGram, square: Tensor) -> Tensor:
+    """Coefficient κ/‖g‖² that projects the other descent off g where κ > 0, else 0, [L]."""
+    return ratio(gram.dot.clamp(min=0.0), square)
+
+
+def _unit(gram: PairGram) -> tuple[Tensor, Tensor]:
+    """Weights that make each descent a unit vector; 0 for a gradient of 0."""
+    one = torch.ones_like(gram.dot)
+    return ratio(one, gram.retain_norm), -ratio(one, gram.forget_norm)
+
+
+def _of_the_whole(gram: PairGram, retain: Tensor, forget: Tensor) -> Weights:
+    """The same weights, [1] each, for every block."""
+    return Weights(retain.expand_as(gram.dot), forget.expand_as(gram.dot))

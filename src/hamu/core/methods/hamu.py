@@ -33,6 +33,7 @@ from hamu.core.methods.base import (
     OnInfeasible,
     StoppingRule,
     Weights,
+    ratio,
 )
 from hamu.errors import HamuError
 
@@ -176,9 +177,9 @@ class _Hamu(Method):
 
         objective = perpendicular.masked_fill(direct, 1.0)
         if radius is not objective_norm:
-            objective = _ratio(radius, objective_norm) * objective
+            objective = ratio(radius, objective_norm) * objective
         constrained = (
-            _ratio(radius, constrained_norm) * torch.addcmul(phi, perpendicular, cos)
+            ratio(radius, constrained_norm) * torch.addcmul(phi, perpendicular, cos)
         ).neg()
         return objective, constrained.masked_fill(direct, 0.0), direct
 
@@ -245,11 +246,6 @@ def _number(value: object) -> float:
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Constant on a device, sent once."""
     return torch.tensor(values, dtype=torch.float64, device=device)
-
-
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator/denominator, 0 where the denominator is 0."""
-    return (numerator / denominator).masked_fill(denominator == 0, 0.0)
 
 
 @listed("hamu-q")

@@ -22,10 +22,10 @@ from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
 from hamu.files import COMPARISON, CONFIG, EVALUATION, INPUTS, RECORD, parse_json, read_json
 from hamu.unlearning.compare.children import Call, Children
+from hamu.unlearning.goals import kind_in
+from hamu.unlearning.record import plain, versions
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
-from hamu.unlearning.record.record import plain, versions
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.stop_reason import kind_in
 from hamu.unlearning.trainer.config import unused_settings
 
 Row = dict[str, Any]

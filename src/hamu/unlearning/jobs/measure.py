@@ -25,13 +25,12 @@ from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks, plot_frontiers
 from hamu.report.run import answered
-from hamu.unlearning.goal_report import goal_lines, goal_report
-from hamu.unlearning.goals import NOTHING_TELLS, choose_goal
+from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, goal_lines, goal_report
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.progress import silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
-from hamu.unlearning.record.record import plain
+from hamu.unlearning.record import plain
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 

@@ -25,8 +25,7 @@ from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.progress import silent
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
 from hamu.unlearning.jobs.tasks import Figures, Problem, Task, TextTask, choose_task
-from hamu.unlearning.record import inputs
-from hamu.unlearning.record import record as of_run
+from hamu.unlearning.record import changes, figures, inputs, read_record
 from hamu.unlearning.record.verify import Finding, Unavailable
 from hamu.unlearning.record.verify import verify as verify_record
 
@@ -279,7 +278,7 @@ class NamedSources:
             self._folder(source)  # a model of the hub is to be in its cache
         now = inputs.without_order(self.task.inputs_of(self.problem, ("original",)))
         name = inputs.differing(inputs.read_inputs(self._run), now)
-        record = of_run.read_record(self._run)
+        record = read_record(self._run)
         if name is None and record is not None:
             after = record["models"]["after"]
             if inputs.weights_digest(self._run / MODEL) != (after["adapter"] or after["weights"]):
@@ -301,14 +300,12 @@ class NamedSources:
         """The figures of the model before or after, in the run's precision and on its sample."""
         predictions = self.predicted(role)
         report = self.task.report(predictions, self.problem, self.reference)
-        return of_run.figures(report, predictions, self.task.args.seed)
+        return figures(report, predictions, self.task.args.seed)
 
     def change(self) -> Figures:
         """The changes from the model before to the model after, measured in the same way."""
         both = (self.predicted("before"), self.predicted("after"))
-        return of_run.changes(
-            self.figures("before"), self.figures("after"), both, self.task.args.seed
-        )
+        return changes(self.figures("before"), self.figures("after"), both, self.task.args.seed)
 
     def standing(self, role: str, goal: Mapping[str, Any]) -> Standing:
         """Standing of the forget records against the goal of the record, before or after."""

@@ -28,7 +28,7 @@ from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 from hamu.unlearning.trainer.config import own_options
 
 _Options = TypeVar("_Options")
-_RECIPES = resources.files("hamu.unlearning.jobs.recipes")
+_RECIPES = resources.files("hamu.unlearning.jobs") / "recipes"
 _AS_UNLEARN = ("assess", "compare")  # they take what unlearn takes, and so its section too
 _NOT_OF_A_RUN = ("resume", "overwrite", "trust_remote_code", "recipe", "config")
 _SEVERAL = {"constraint": "constraints", "learning_rate": "learning_rates", "seed": "seeds"}

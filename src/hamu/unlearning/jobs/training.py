@@ -23,20 +23,20 @@ from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MODEL, RECORD, file_digest, read_json
 from hamu.models import first_not_finite, shapes
 from hamu.models.storage import CannotMerge
-from hamu.unlearning.goal_report import standing_line
+from hamu.unlearning.goals import standing_line
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
 from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
+from hamu.unlearning.record import write_model_card, write_record
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
-from hamu.unlearning.record.record import write_model_card, write_record
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
 from hamu.unlearning.trainer.config import checkpoints_activations
-from hamu.unlearning.trainer.evaluations import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.logs import StepLog, kept_open
 from hamu.unlearning.trainer.promise import describe
 from hamu.unlearning.trainer.resumable import ResumableTrainer
+from hamu.unlearning.trainer.sides import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
 _HARDLY = 0.05  # a probability that is 5% lower or higher

@@ -1,1 +1,366 @@
-"""The record of a run: what was forgotten, how, and to what effect; its checks; model cards."""
+"""The record of a run: what was asked, done and measured. Counts and digests, never contents."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import hamu
+from hamu import files
+from hamu.core.distributed import world_size
+from hamu.core.plugins import providers
+from hamu.data import TextData, UnlearningData
+from hamu.data.sources import HUB, is_of_hub
+from hamu.evaluation.reports import Ends, change_intervals, record_intervals
+from hamu.models.storage import is_adapter
+from hamu.unlearning.goals import forgotten_words, meaning
+from hamu.unlearning.record.inputs import Inputs, saved_model_entry, short_name
+from hamu.unlearning.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from hamu.unlearning.trainer import UnlearnTrainer
+
+Found = Mapping[str, Any]  # of JSON
+FORMAT, VERSION = "hamu-unlearning-record", 2
+SETS, FIGURES = ("retain", "forget", "test"), ("loss", "accuracy", "probability")
+_OF_CARD = ("train", *SETS)
+_BESIDE = (files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION)
+_PACKAGES = ("torch", "transformers", "peft", "pillow")
+_HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
+_OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting")
+_OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "number": (int, float),
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+}
+
+
+def write_record(
+    folder: RunFolder,
+    trainer: UnlearnTrainer,
+    evaluation: Found,
+    *,
+    problem: UnlearningData[Any],
+    chosen_by: str,
+    settings: Found,
+    inputs: Inputs,
+) -> None:
+    """Write record.md and record.json of a run whose model, log and figures are in its folder.
+
+    `settings` are `inputs.recorded`, `inputs` the sets and the models that the run has read.
+    """
+    run, seed = folder.path, trainer.args.seed
+    predictions = {"before": trainer.start_predictions, "after": trainer.predictions}
+    measured = measured_in(evaluation, predictions, seed)
+    of_roles = measured["figures"]
+    change = changes(of_roles["before"], of_roles["after"], (*predictions.values(),), seed)
+    environment = {"device": trainer.args.device.type, "processes": world_size()}
+    environment["versions"] = versions()
+    found = {
+        "format": FORMAT,
+        "version": VERSION,
+        "date": datetime.now(UTC).date().isoformat(),
+        **_sets(problem, inputs, chosen_by, settings),
+        "models": _models(run, inputs),
+        "method": settings["method"],
+        "seed": seed,
+        "settings": settings,
+        "environment": environment,
+        "hardness": first_hardness(run),
+        **measured,
+        "steps": {"ended_at": trainer.state.global_step, **measured["steps"], **logged_steps(run)},
+        "figures": {**of_roles, "change": change},
+    }
+    record = plain(found | {"statement": statement(found)})
+    folder.write_text(files.READABLE_RECORD, markdown(record))
+    beside = [run / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
+    record["files"] = {path.name: files.file_digest(path) for path in beside}
+    folder.write_json(files.RECORD, record)
+
+
+def _sets(
+    problem: UnlearningData[Any], inputs: Inputs, chosen_by: str, settings: Found
+) -> dict[str, Any]:
+    """The sets by their digests, with the count of texts of which the model was given a part."""
+    found: dict[str, Any] = {}
+    for side in SETS:
+        data, entry = problem.sets().get(side), inputs[f"{side} set"]
+        cut = data.truncated if isinstance(data, TextData) else None
+        found[f"{side}_set"] = entry and {**entry, "cut": cut}
+    description = problem.forget_name
+    if problem.target_class is not None:  # its name may be a person's
+        description = f"a class, rho {settings['rho']:g}"
+    found["forget_set"] |= {"chosen_by": chosen_by, "description": description}
+    return found
+
+
+def _models(run: Path, inputs: Inputs) -> dict[str, Any]:
+    before, after = inputs["original model"], saved_model_entry(str(run / files.MODEL))
+    if is_adapter(run / files.MODEL):
+        after |= {"weights": before["weights"], "adapter": after["weights"]}
+    merged = run / files.MERGED
+    return {
+        "before": before,
+        "after": after,
+        "merged": saved_model_entry(str(merged)) if merged.is_dir() else None,
+        "retain_model": inputs["retain model"],
+    }
+
+
+def measured_in(
+    evaluation: Found, predictions: Mapping[str, Found] | None = None, seed: int = 42
+) -> dict[str, Any]:
+    """The parts of evaluation.json that a record holds; see `figures`."""
+    return {
+        "steps": {
+            "taken": evaluation["steps_taken"],
+            "not_taken": evaluation["steps_skipped"],
+            "in_model": evaluation["steps_in_model"],
+            "ended_because": evaluation["ended"],
+        },
+        "promise": evaluation["promise"],
+        "goal": goal_figures(evaluation["goal"]),
+        "figures": {
+            role: figures(evaluation[role], predictions and predictions[role], seed)
+            for role in ("before", "after")
+        },
+    }
+
+
+def figures(report: Found, predictions: Found | None = None, seed: int = 42) -> dict[str, Any]:
+    """Figures of a report on a model, with bootstrap intervals if its predictions are given."""
+    sets = {}
+    for name in (name for name in SETS if name in report):
+        found = report[name]
+        sets[name] = {"records": found["samples"] if "samples" in found else found["records"]}
+        sets[name] |= {key: found[key] for key in FIGURES if key in found}
+        if predictions is not None:
+            sets[name] |= _named(record_intervals(predictions[name], seed=seed), found)
+    theirs = report.get("retain_model", {})
+    # of images; it has a set more than the record
+    against = report.get("against_retain_model") or {
+        name: {f"{key}_difference": ours[key] - theirs[name][key] for key in FIGURES if key in ours}
+        for name, ours in sets.items()
+        if name in theirs
+    }
+    return {
+        "sets": sets,
+        "membership_inference": report["membership_inference"],
+        "retain_model_membership_inference": theirs.get("membership_inference"),
+        "against_retain_model": {name: against[name] for name in sets if name in against} or None,
+    }
+
+
+def changes(
+    before: Found, after: Found, predictions: tuple[Found, ...], seed: int
+) -> dict[str, Any]:
+    """By set the change of each of two models' `figures`, with intervals over the same records."""
+    found = {}
+    for name, now in after["sets"].items():
+        was = before["sets"][name]
+        intervals = change_intervals(*(one[name] for one in predictions), seed=seed)
+        change = {key: now[key] - was[key] for key in FIGURES if key in now}
+        found[name] = change | _named(intervals, now)
+    return found
+
+
+def _named(intervals: Ends, of: Found) -> dict[str, Any]:
+    return {f"{key}_interval": intervals.get(key) for key in FIGURES if key in of}
+
+
+def goal_figures(goal: Found | None) -> dict[str, Any] | None:
+    """The goal of a run and the counts of its records, without positions in the forget set."""
+    if goal is None:
+        return None
+    found = {key: goal[key] for key in _OF_GOAL}
+    for role in ("before", "after"):
+        found[role] = {key: goal[role][key] for key in _OF_STANDING}
+        found[role]["worst"] = [
+            {key: one[key] for key in ("loss", "target")} for one in goal[role]["worst"]
+        ]
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Versions of HAMU, Python, the main packages and those that add something to HAMU, by name."""
+    own = {"hamu": hamu.__version__, "python": platform.python_version()}
+    return own | {name: version(name) for name in _PACKAGES} | providers()
+
+
+def write_model_card(
+    folder: Path,
+    *,
+    base: str | None,
+    method: str | None = None,
+    forget_records: int = 0,
+    reports: Mapping[str, Found] | None = None,
+    goal: Found | None = None,
+) -> None:
+    """Write README.md into the folder of a saved model.
+
+    `base` is the model that it was made from, None for one from nothing; `reports` are the figures
+    of each set by column, such as "before" and "after"; `goal` is that of evaluation.json.
+    """
+    measured = {
+        (figure, role): {
+            name: report[name][figure] for name in _OF_CARD if figure in report.get(name, {})
+        }
+        for figure in FIGURES
+        for role, report in (reports or {}).items()
+    }
+    columns = {head: values for head, values in measured.items() if values}
+    card = ModelCard.from_template(
+        ModelCardData(
+            library_name="peft" if is_adapter(folder) else "transformers",
+            base_model=base.removeprefix(HUB) if base and is_of_hub(base) else None,
+            tags=["hamu", *(["machine-unlearning", method] if method else [])],
+        ),
+        template_path=str(Path(__file__).with_name("model_card.md.j2")),
+        made="from nothing" if base is None else f"from `{short_name(base)}`",
+        method=method,
+        records=forget_records,
+        columns=columns,
+        sets=[name for name in _OF_CARD if any(name in values for values in columns.values())],
+        forgotten=goal and forgotten_words(goal),
+        version=hamu.__version__,
+    )
+    (folder / "README.md").write_text(str(card), encoding="utf-8")
+
+
+def read_record(run: Path) -> dict[str, Any] | None:
+    """The record of a run, None where there is none that fits its schema."""
+    try:
+        found: dict[str, Any] = files.parse_json(run / files.RECORD)
+    except (OSError, ValueError):
+        return None
+    return found if next(violations(found, schema()), None) is None else None
+
+
+def markdown(record: Found) -> str:
+    """The record for people to read, record.md."""
+    sets = list(record["figures"]["after"]["sets"])
+    return _templates().get_template("record.md.j2").render(record, sets=sets)
+
+
+def statement(record: Found) -> list[str]:
+    """Sentences on what a record proves and what it does not, from all else of the record."""
+    return _templates().get_template("statement.j2").render(record).splitlines()
+
+
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("hamu.unlearning.record", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"number": _number, "interval": _interval, "setting": _setting}
+    environment.globals |= {"forgotten_words": forgotten_words, "meaning": meaning}
+    return environment
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _interval(ends: list[float | None] | None) -> str:
+    return "" if ends is None or None in ends else f" [{ends[0]:.4g}, {ends[1]:.4g}]"
+
+
+def _setting(value: Any) -> str:
+    """A value as JSON, in one line of a table."""
+    return json.dumps(value, ensure_ascii=False).replace("|", "\\|")
+
+
+def plain(value: Any) -> Any:
+    """A value in strict JSON: lists in place of tuples, null in place of what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def logged_steps(run: Path) -> dict[str, int]:
+    """Number of steps in steps.jsonl, and of those that were taken."""
+    lines = _log(run)
+    return {"logged": len(lines), "logged_taken": sum(line["taken"] == 1 for line in lines)}
+
+
+def first_hardness(run: Path) -> dict[str, Any] | None:
+    """κ, cosθ and the thresholds of the first step in steps.jsonl; None with one gradient alone."""
+    first = next((line for line in _log(run) if "kappa" in line), None)
+    if first is None:
+        return None
+    return {"measured_at": f"step {first['step']}"} | {key: first.get(key) for key in _HARDNESS}
+
+
+def _log(run: Path) -> list[dict[str, Any]]:
+    path = run / files.STEPS
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def schema() -> dict[str, Any]:
+    """The schema of record.json."""
+    path = resources.files("hamu.unlearning.record") / "schema.json"
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def violations(value: Any, against: Found, name: str = "record") -> Iterator[str]:
+    """Parts of a JSON value that do not fit a schema, each with its place, which `name` begins."""
+    return _violations(value, against, against.get("$defs", {}), name)
+
+
+def _violations(value: Any, part: Found, shared: Found, at: str) -> Iterator[str]:
+    while "$ref" in part:  # what stands beside a reference takes the place of what it has
+        own = {key: one for key, one in part.items() if key != "$ref"}
+        part = {**shared[part["$ref"].removeprefix("#/$defs/")], **own}
+    kinds = part.get("type", list(_TYPES))
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not any(_is(value, kind) for kind in kinds):
+        yield f"{at} is not of type {' or '.join(kinds)}"
+    elif "enum" in part and value not in part["enum"]:
+        yield f"{at} is not one of {part['enum']}"
+    elif isinstance(value, str) and not re.search(part.get("pattern", ""), value):
+        yield f"{at} does not match {part['pattern']}"
+    elif isinstance(value, int | float) and value < part.get("minimum", value):
+        yield f"{at} is below {part['minimum']}"
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            yield from _violations(one, part.get("items", {}), shared, f"{at}[{number}]")
+    elif isinstance(value, dict):
+        yield from (f"{at} has no {key}" for key in part.get("required", ()) if key not in value)
+        for key, one in value.items():
+            others = part.get("additionalProperties", True)
+            inner = part.get("properties", {}).get(key, others)
+            if inner is False:
+                yield f"{at} has the unknown key {key}"
+            elif inner is not True:
+                yield from _violations(one, inner, shared, f"{at}.{key}")
+
+
+def _is(value: Any, kind: str) -> bool:
+    """JSON's types; a truth value is no number."""
+    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))

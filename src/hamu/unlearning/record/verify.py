@@ -16,8 +16,17 @@ from typing import TYPE_CHECKING, Any
 import hamu
 from hamu import files
 from hamu.errors import HamuError, first_line
-from hamu.unlearning.record import inputs, record
-from hamu.unlearning.record.record import SETS, plain, schema, violations
+from hamu.unlearning.record import (
+    SETS,
+    first_hardness,
+    inputs,
+    logged_steps,
+    markdown,
+    measured_in,
+    plain,
+    schema,
+    violations,
+)
 
 if TYPE_CHECKING:
     from hamu.unlearning.jobs.review import NamedSources
@@ -102,11 +111,11 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         return _digest(run / files.READABLE_RECORD)
 
     def steps() -> dict[str, int]:
-        logged = record.logged_steps(run)  # the steps taken, if each was logged
+        logged = logged_steps(run)  # the steps taken, if each was logged
         all_logged = logged["logged"] == found["steps"]["ended_at"]
         return logged | ({"taken": logged["logged_taken"]} if all_logged else {})
 
-    said = hashlib.sha256(record.markdown(found).encode()).hexdigest()
+    said = hashlib.sha256(markdown(found).encode()).hexdigest()
     yield "record.md says what record.json says", said, readable
     for name, digest in found["files"].items():
         yield f"{name} is as the run left it", digest, partial(_digest, run / name)
@@ -124,11 +133,11 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     evaluation = run / files.EVALUATION
     yield (
         *("record.json and evaluation.json say the same", found),
-        partial(of_file, evaluation.name, lambda: record.measured_in(files.parse_json(evaluation))),
+        partial(of_file, evaluation.name, lambda: measured_in(files.parse_json(evaluation))),
     )
     yield "steps.jsonl has the steps recorded", found["steps"], partial(of_file, files.STEPS, steps)
     if found["hardness"] is not None:
-        find = partial(of_file, files.STEPS, partial(record.first_hardness, run))
+        find = partial(of_file, files.STEPS, partial(first_hardness, run))
         yield "steps.jsonl has the hardness recorded", found["hardness"], find
 
 

@@ -18,8 +18,7 @@ from transformers import TrainingArguments
 from transformers.integrations import integration_utils
 
 from hamu.core.combine import GradOffload
-from hamu.core.distributed import world_size
-from hamu.core.distributed.layout import check_even
+from hamu.core.distributed import check_even, world_size
 from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.core.objectives import build_objective
 from hamu.errors import HamuError

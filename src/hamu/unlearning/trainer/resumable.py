@@ -50,8 +50,8 @@ from hamu.files import (
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
 from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
-from hamu.unlearning.trainer.evaluations import check_is_measured
 from hamu.unlearning.trainer.logs import silence, stand_between
+from hamu.unlearning.trainer.sides import check_is_measured
 
 _logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.json"

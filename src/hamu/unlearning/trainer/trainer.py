@@ -21,8 +21,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import TrainerCallback
 
-from hamu.core.distributed import all_reduced, broadcast, check_equal, rank, world_size
-from hamu.core.distributed.layout import DataParallelLayout, SplitPairing, side_of_process
+from hamu.core.distributed import (
+    DataParallelLayout,
+    SplitPairing,
+    all_reduced,
+    broadcast,
+    check_equal,
+    rank,
+    side_of_process,
+    world_size,
+)
 from hamu.core.forward import predict_logits
 from hamu.core.gram import SIDES
 from hamu.core.guard import check_steps_all
@@ -30,27 +38,29 @@ from hamu.core.methods import Method
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients, PairStep
 from hamu.data import UnlearningData
+from hamu.data.forget_sets import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.data.images import collate
-from hamu.data.pairing import POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
-from hamu.unlearning.goals import AnyPredictions, Standing
+from hamu.unlearning.goals import ALL_DONE, AnyPredictions, Standing, StopReason
 from hamu.unlearning.lookahead import Lookahead
-from hamu.unlearning.stop_reason import ALL_DONE, StopReason
 from hamu.unlearning.trainer.config import UnlearnConfig
-from hamu.unlearning.trainer.evaluations import (
+from hamu.unlearning.trainer.logs import print_lines, silence
+from hamu.unlearning.trainer.promise import StepWatch
+from hamu.unlearning.trainer.resumable import ResumableTrainer, run_state_of, set_up_layers
+from hamu.unlearning.trainer.sides import (
+    EarlyEnds,
     Evaluations,
+    ShareSampler,
+    SideLosses,
+    check_items,
     load_start_predictions,
     save_start_predictions,
     set_figures,
 )
-from hamu.unlearning.trainer.logs import print_lines, silence
-from hamu.unlearning.trainer.promise import StepWatch
-from hamu.unlearning.trainer.resumable import ResumableTrainer, run_state_of, set_up_layers
-from hamu.unlearning.trainer.sides import EarlyEnds, ShareSampler, SideLosses, check_items
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _POPULATION = "population.safetensors"  # in a checkpoint

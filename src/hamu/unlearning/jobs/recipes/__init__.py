@@ -1,1 +1,0 @@
-"""The bundled recipes, one YAML file each."""
