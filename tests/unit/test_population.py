@@ -7,7 +7,7 @@ import torch
 from helpers import Holder, collect
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, PairGram
-from hamu.core.distributed.layout import Layout
+from hamu.core.distributed import Layout
 from hamu.core.gram_meter import GramMeter
 from hamu.core.population import SAMPLED, Population, PopulationStatus
 
