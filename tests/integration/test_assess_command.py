@@ -31,11 +31,11 @@ def assess(tmp_path, capsys, saved_model):
 def test_the_exit_code_is_the_verdict(assess):
     code, found, screen = assess("--rho", "0.5")
     assert code == found["verdict"]["code"] == 0
-    assert "can improve both" in screen
+    assert "raise the forget loss without raising the retain loss" in screen
     code, found, screen = assess("--rho", "1", "--constraint", "0.99", *QUICK[2:])
     assert code == 3
     assert found["hamu-q"]["regime"] == "unavoidable"
-    assert "will cost about" in screen
+    assert "this demand has a price: it will cost about" in screen
 
 
 def test_any_step_hurts_when_the_forget_data_are_copies_of_the_retain_data(assess, tmp_path):
@@ -49,7 +49,6 @@ def test_any_step_hurts_when_the_forget_data_are_copies_of_the_retain_data(asses
     code, found, screen = assess("--constraint_mode", "relative", source=source)
     assert code == 4, screen
     assert "It will be very hard, do not start: " in screen.partition("‖g_r‖")[0]
-    assert "stop: next to nothing is free" in screen or "stop: every step must hurt" in screen
     assert found["hamu-q"]["cos"] == pytest.approx(1, abs=1e-3)
 
 

@@ -146,29 +146,15 @@ def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expecte
     assert why in privleak_line(report)
 
 
-def test_unlearning_by_adapter_moves_every_tensor_of_it_and_nothing_else(adapter):
-    saved = load_file(adapter / "model/adapter_model.safetensors")
-    assert len(saved) == 2 * 2, "two matrices for query and value of the layer"
-    for name, tensor in saved.items():
-        assert tensor.abs().sum() > 0, f"{name} did not move"
-    merged = load_file(adapter / "merged/model.safetensors")
-    for name, before in load_file(f"{TRAINED}/model.safetensors").items():
-        adapted = "q_proj" in name or "v_proj" in name
-        assert torch.equal(before, merged[name]) != adapted, name
-
-
-def test_an_adapter_is_unlearned_in_place_and_merges_to_the_same_model(adapter):
+def test_an_adapter_is_unlearned_in_place_and_merged_where_it_is_and_nowhere_else(adapter):
     assert run(f"unlearn {FORGET} --model lora/model {STRONG} {FEW} --output_dir again") == 0
     before, after = (load_file(f"{f}/model/adapter_model.safetensors") for f in ("lora", "again"))
     assert set(before) == set(after)
     assert all(not torch.equal(before[name], after[name]) for name in before)
-    ids = torch.arange(40, 60)[None]
-    with torch.no_grad():
-        separate, merged = (
-            load_language_model(str(adapter / kind)).eval()(input_ids=ids).logits
-            for kind in ("model", "merged")
-        )
-    torch.testing.assert_close(separate, merged, rtol=1e-4, atol=1e-5)
+    merged = load_file(adapter / "merged/model.safetensors")
+    for name, tensor in load_file(f"{TRAINED}/model.safetensors").items():
+        adapted = "q_proj" in name or "v_proj" in name
+        assert torch.equal(tensor, merged[name]) != adapted, name
 
 
 @pytest.mark.parametrize("line", [
@@ -196,14 +182,9 @@ def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, capsys):
 @pytest.mark.parametrize(("flags", "message"), [
     ("--data broken.jsonl --forget_rows 0", "broken.jsonl cannot be read: "),
     ("--data miniature --forget_filter author=Nobody", "the forget set is empty"),
-    ("--data miniature --forget_filter author", "cannot be read; write COLUMN=VALUE"),
-    (f"{FORGET} --max_length 5", "has no answer token among its first 5 tokens"),
-    (f"{FORGET} --question_template Q:", "must have {question} in it"),
-    (f"{FORGET} --loss_on some", "loss_on 'some' is unknown"),
     (f"{FORGET} --model_dtype bfloat16", "would be trained in half precision"),
     (f"{FORGET} --load_in_4bit", "weights in 4 bits cannot be trained"),
     (f"{FORGET} --lora --load_in_4bit --model_dtype float32", "exclude each other"),
-    (f"{FORGET} --model_dtype int3", "model_dtype 'int3' is unknown"),
     (f"{FORGET} --lora --lora_rank 0", "lora_rank 0 must be at least 1"),
     (f"{FORGET} --lora --lora_targets nothing", "the adapter does not fit the model"),
     (f"{FORGET} --merge", "there is no adapter to merge"),

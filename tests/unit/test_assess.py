@@ -147,25 +147,22 @@ def test_no_demand_beyond_the_free_limit_is_free(variant):
 
 
 @pytest.mark.parametrize(
-    ("cos", "constraint", "mode", "code", "headline"),
+    ("cos", "constraint", "mode", "code"),
     [
-        (-0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
-        (0.5, 0.5, "relative", CAN_IMPROVE, "can improve both"),
-        (0.5, 0.95, "relative", WILL_COST, "retain loss per 1 of forget loss"),
-        (0.9999, 0.5, "relative", MUST_HURT, "stop: next to nothing is free"),
-        (1.0, 0.5, "relative", MUST_HURT, "stop: every step must hurt"),
-        (0.9992, 0.02, "relative", CAN_IMPROVE, "can improve both, by next to nothing"),
-        (0.5, 100.0, "absolute", MUST_HURT, "stop: the constraint cannot be met"),
+        (-0.5, 0.5, "relative", CAN_IMPROVE),
+        (0.5, 0.5, "relative", CAN_IMPROVE),
+        (0.5, 0.95, "relative", WILL_COST),
+        (0.9999, 0.5, "relative", MUST_HURT),
+        (1.0, 0.5, "relative", MUST_HURT),
+        (0.9992, 0.02, "relative", CAN_IMPROVE),
+        (0.5, 100.0, "absolute", MUST_HURT),
     ],
 )
-def test_the_verdict_follows_from_the_free_share_and_the_demand(
-    cos, constraint, mode, code, headline
-):
+def test_the_verdict_follows_from_the_free_share_and_the_demand(cos, constraint, mode, code):
     method = HamuQ(constraint, mode)
     curve = frontier(gram_at([2.0], [1.0], [cos]), method)
     found = judge(curve, method, (1.0, 1.0), 0.0129)
     assert (found.code, found.learning_rate) == (code, 0.012)
-    assert headline in found.headline
     clamped = judge(curve, replace(method, on_infeasible="clamp"), (1.0, 1.0), None)
     assert clamped.code == (WILL_COST if mode == "absolute" else code), "the most is asked"
 
@@ -184,8 +181,8 @@ def test_the_price_in_the_verdict_is_that_of_the_step(method):
     weights = method.weigh(gram)
     retain, forget = gram.changes(weights.retain, weights.forget)
     price = abs(retain / forget) if method.name == "hamu-q" else abs(forget / retain)
-    headline = judge(frontier(gram, method, points=401), method, (1.0, 1.0), None).headline
-    assert f"{price:.2g}" in headline or f"{price:.3g}" in headline
+    answer = judge(frontier(gram, method, points=401), method, (1.0, 1.0), None).answer
+    assert f"{price:.2g}" in answer or f"{price:.3g}" in answer
 
 
 # curvature

@@ -299,7 +299,6 @@ class Verdict:
 
     code: int
     answer: str  # how hard it will be and whether to start
-    headline: str
     reason: str  # the figures behind it, in words
     constraint: float  # share of the feasible demand, for constraint_mode="relative"; 0 for none
     learning_rate: float | None  # keeps second order below a tenth of first; None if unknown
@@ -330,31 +329,28 @@ def judge(
     smaller = f"--constraint_mode relative --constraint {suggested:g}, which is free"
     if share < NEXT_TO_NOTHING and (asked > free or not feasible):
         code, suggested = MUST_HURT, 0.0
-        headline = f"stop: {'next to nothing is free' if free > 0 else 'every step must hurt'}"
         only = f"only {share:.1%} of what the gradients allow is" if share else "no demand is"
         answer = f"It will be very hard, do not start: {only} free, and more than that hurts"
     elif asked > feasible * (1 + 1e-12):
-        code, headline = MUST_HURT, "stop: the constraint cannot be met"
-        meets = "Do not start with this demand, which no step can meet"
+        code, meets = MUST_HURT, "Do not start with this demand, which no step can meet"
         answer = f"{meets}: it will be {how} with {smaller}"
     elif asked <= free * (1 + 1e-9):
-        code, headline = CAN_IMPROVE, "can improve both"
-        gain = "a step can raise the forget loss without raising the retain loss"
+        code, gain = CAN_IMPROVE, "a step can raise the forget loss without raising the retain loss"
         answer = f"It will be {how}, start: {gain}"
         reason += (
             f". To first order, a step of learning rate η changes the retain loss by "
             f"{retain:+.4g}·η and the forget loss by {forget:+.4g}·η"
         )
         if share < NEXT_TO_NOTHING:
-            suggested, headline = 0.0, f"{headline}, by next to nothing"
+            suggested = 0.0
             answer = "It will be very hard: this demand costs nothing, but it forgets next to "
             answer += "nothing; start only if little is enough"
     else:
-        price = f"{abs(retain / forget):.3g} retain loss per 1 of forget loss"
-        code, headline = WILL_COST, f"will cost about {price}"
+        code = WILL_COST
+        price = f"will cost about {abs(retain / forget):.3g} retain loss per 1 of forget loss"
         if method.constrained == "retain":
-            price = f"{abs(forget / retain):.3g} per 1 of retain loss"
-            headline = f"will lower the forget loss by about {price}"
-        answer = f"It will be {how}, and this demand has a price: it {headline}; accept that, or "
+            per = f"{abs(forget / retain):.3g} per 1 of retain loss"
+            price = f"will lower the forget loss by about {per}"
+        answer = f"It will be {how}, and this demand has a price: it {price}; accept that, or "
         answer += f"start with {smaller}"
-    return Verdict(code, answer, headline, f"{reason}.", suggested, rate)
+    return Verdict(code, answer, f"{reason}.", suggested, rate)

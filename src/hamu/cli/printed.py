@@ -12,7 +12,6 @@ from rich.text import Text
 
 from hamu import files
 from hamu.assess import REGIMES, Assessment, plain_answer
-from hamu.assess.assessment import ERROR_RATIO
 from hamu.errors import HamuError
 from hamu.evaluation.attack_results import sentence
 from hamu.report import tables
@@ -141,7 +140,7 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
 def _assessed(found: jobs.Assessed) -> Iterator[Any]:
     """The answer in a sentence, then a screen of figures."""
     result = found.assessment
-    verdict, ratio = result.verdict, result.error_ratio
+    verdict = result.verdict
     yield Text(plain_answer(result), "bold")
     yield _hardness_table(result)
     yield from _curvature(result)
@@ -152,12 +151,7 @@ def _assessed(found: jobs.Assessed) -> Iterator[Any]:
             f"{side} records hardest against the {other[side]} gradient, by row: {worst}; a tenth "
             f"of them makes up {records.top_share:.0%} of the conflict"
         )
-    yield Text.assemble("\n", (verdict.headline, "bold"), f": {verdict.reason}")
-    if ratio is not None and ratio > ERROR_RATIO:
-        yield (
-            f"But all of this is first order, and at learning rate {result.learning_rate:g} second "
-            f"order may be {ratio:.0%} of it."
-        )
+    yield f"\n{verdict.reason}"
     rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
     if verdict.constraint > 0:
         yield f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}"
