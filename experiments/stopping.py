@@ -33,7 +33,7 @@ from hamu.core.gram import PairGram
 from hamu.core.gram_meter import GramMeter
 from hamu.core.methods import HamuQ
 from hamu.core.objectives import CrossEntropy, Scored
-from hamu.core.population import FEWEST, Population, PopulationStatus, upper
+from hamu.core.population import FEWEST, Population, PopulationStatus, judged
 from hamu.data import forget_class
 from hamu.data.images import collate
 from hamu.unlearning.jobs.progress import silent
@@ -114,7 +114,7 @@ def record(sides: Sides, size: int, rate: float, seed: int) -> Series:
         of_halves = [meter.measure(*of_side) for of_side in both]
         found["batch"].append(headroom(gram))
         found["halves"].append(headroom(halves.mean(gram, of_halves, shares)))
-        status = judged(population)
+        status = estimate(population)
         found["population"].append(math.inf if status is None else at_least_one(status))
         found["error"].append(math.inf if status is None else status.error)
         clip = gram.clip_factors(1.0)
@@ -150,7 +150,7 @@ class Halves:
         return PairGram(retain.clamp(min=0), forget.clamp(min=0), dot)
 
 
-def judged(population: Population) -> PopulationStatus | None:
+def estimate(population: Population) -> PopulationStatus | None:
     """Latest status of the population."""
     read = population.figures(METHOD, 1.0, lambda numbers: numbers)
     population.judge({name: value.tolist() for name, value in read.items()})
@@ -220,14 +220,14 @@ def first(values: list[float], below: float = 1.0) -> int | None:
 def stops(run: Series, size: int) -> dict[str, int | None]:
     """The step at which each rule stops, and the right one."""
     fewest = max(FEWEST, HALF_LIFE / size / 2)
-    judged = {
+    estimates = {
         "halves": run["halves"],
-        "population": list(map(upper, run["population"], run["error"])),
+        "population": list(map(judged, run["population"], run["error"])),
     }
     known = {name: first(run[name]) for name in ("full", "batch")}
     return known | {
         name: first([h if step >= fewest else math.inf for step, h in enumerate(values, 1)])
-        for name, values in judged.items()
+        for name, values in estimates.items()
     }
 
 
@@ -236,12 +236,14 @@ def judge(runs: list[Series], size: int, rule: str) -> dict[str, Any]:
     pairs = [(found["full"], found[rule]) for found in (stops(run, size) for run in runs)]
     due = [(right, stop) for right, stop in pairs if right is not None]
     delays = [(right, stop - right) for right, stop in due if stop is not None]
+    left = [run["full"][stop] for run in runs if (stop := stops(run, size)[rule]) is not None]
     within = [abs(delay) <= max(5, TOLERANCE * right) for right, delay in delays]
     return {
         "due": len(due),
         "within": sum(within),
         "never": len(due) - len(delays),
         "delay": median(delay for _, delay in delays) if delays else None,
+        "headroom": [min(left), median(left), max(left)] if left else None,
         "false": sum(stop is not None for right, stop in pairs if right is None),
         "not due": len(pairs) - len(due),
     }
@@ -256,7 +258,7 @@ def main(argv: list[str]) -> None:
         "--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10"
     )
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
-    parser.add_argument("--seeds", type=int, nargs=2, default=(3, 7), help="first and last + 1")
+    parser.add_argument("--seeds", type=int, nargs=2, default=(12, 16), help="first and last + 1")
     parser.add_argument("--sizes", type=int, nargs="+", default=BATCH_SIZES)
     parser.add_argument("--work_dir", type=Path, default=Path("runs/stopping"))
     parser.add_argument("--output", type=Path, default=Path("docs/results/stopping.json"))

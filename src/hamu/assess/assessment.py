@@ -258,9 +258,8 @@ def assess_model(
         gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
         del sides
         found = _first_order(assessed, parted, method, max_grad_norm)
-        found["noise_scales"] = {
-            s: parted.noise_scale(s, used[s], assessed.records[s]) for s in SIDES
-        }
+        scale_of = parted.noise_scale
+        found["noise_scales"] = {s: scale_of(s, used[s], assessed.records[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
         if cost.samples:
             found |= _second_order(assessed, gradients, demand, cost)

@@ -514,7 +514,7 @@ class PairedGradients:
                 return ""
             return self._memory.explain(*(read[name] for name in _OF_A_STOP))
         status = self._population.judge(read)
-        if status is None or not self._memory.update(status.upper, status.conflict):
+        if status is None or not self._memory.update(status.judged, status.conflict):
             return ""  # no new estimate, or none that meets it
         explained = self._memory.explain(*(getattr(status, name) for name in _OF_A_STOP))
         return f"{explained}; confidence {status.confidence(self._memory.rule.margin):.0%}"

@@ -33,8 +33,7 @@ from hamu.core.methods.base import Method
 GROUPS = 4
 SAMPLED = 128  # entries of a tensor; twice as many changed no stop by more than a step
 FEWEST = 16  # steps before an estimate is used, at least; and half a half-life
-CAUTION = 0.25  # standard errors
-DOUBTFUL = 0.5  # standard error of the headroom beyond which nothing is concluded
+_DOUBTFUL = 0.3  # standard error of the headroom beyond which nothing is concluded
 _PER_HALF_LIFE = 8  # estimates in a half-life: it changes little from one step to the next
 
 
@@ -67,9 +66,9 @@ class PopulationStatus:
     forget_noise: float
 
     @property
-    def upper(self) -> float:
-        """Headroom that the criterion judges, see `upper`."""
-        return upper(self.headroom, self.error)
+    def judged(self) -> float:
+        """Headroom that the criterion judges, see `judged`."""
+        return judged(self.headroom, self.error)
 
     def confidence(self, margin: float = 0.0) -> float:
         """Probability that the headroom is below 1 + margin, were its errors normal."""
@@ -79,9 +78,9 @@ class PopulationStatus:
         return 0.5 * math.erfc(-gap / self.error / math.sqrt(2.0))
 
 
-def upper(headroom: float, error: float) -> float:
-    """A quarter of a standard error above the estimate; infinite where that is doubtful."""
-    return headroom + CAUTION * error if error <= DOUBTFUL else math.inf
+def judged(headroom: float, error: float) -> float:
+    """Estimate of the headroom, infinite where its error leaves it open."""
+    return headroom if error <= _DOUBTFUL else math.inf
 
 
 _READ = tuple(one.name for one in fields(PopulationStatus))[2:]  # as `figures` has them
