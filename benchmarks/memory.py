@@ -42,10 +42,10 @@ from _models import new_llama
 from _report import print_report
 from torch import Tensor, nn
 
+import hamu.core.distributed as exchange
 from hamu import Method, PairedGradients, build_method
 from hamu.core.combine import widened_at_once
 from hamu.core.distributed import SplitPairing
-from hamu.core.distributed import layout as exchange
 from hamu.core.forward import OriginalModel, predict_logits
 from hamu.core.gram_meter import bucket_bytes
 from hamu.core.objectives import Scored, build_objective

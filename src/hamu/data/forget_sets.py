@@ -24,9 +24,8 @@ from torch.utils.data import Dataset, Subset
 
 from hamu.core.gram import SIDES
 from hamu.data.images import ImageData
-from hamu.data.sources import reading
 from hamu.data.text import TextData, TextRecords, column_names
-from hamu.errors import HamuError
+from hamu.errors import HamuError, reading
 
 Records = TypeVar("Records", ImageData, TextRecords, TextData)
 _Read = TypeVar("_Read", ImageData, TextRecords)  # before they are tokenized

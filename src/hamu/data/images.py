@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hamu.data.sources import DIGITS, files_of, is_of_hub, load_from_hub, parquet_table, reading
-from hamu.errors import HamuError
+from hamu.errors import HamuError, reading
+from hamu.files import DIGITS, files_of, is_of_hub, load_from_hub, parquet_table
 
 CLASSES = "classes"  # the array of class names that an npz may hold
 _SUFFIXES = {

@@ -21,15 +21,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from hamu.core.objectives import IGNORED
-from hamu.data.sources import (
-    MINIATURE,
-    files_of,
-    is_of_hub,
-    load_from_hub,
-    parquet_table,
-    reading,
-)
-from hamu.errors import HamuError
+from hamu.errors import HamuError, reading
+from hamu.files import MINIATURE, files_of, is_of_hub, load_from_hub, parquet_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,12 +16,12 @@ from hamu.assess import Assessment, assess_model, check_settings
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
 from hamu.data import UnlearningData, encode, read_text
-from hamu.data.sources import MINIATURE
 from hamu.errors import HamuError
 from hamu.evaluation import TofuSets, attack_results, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.answers import PERTURBED
 from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind
 from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
+from hamu.files import MINIATURE
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks, plot_frontiers
 from hamu.report.run import answered

@@ -24,7 +24,6 @@ from hamu.data import (
     images,
     text,
 )
-from hamu.data.sources import DIGITS, MINIATURE, is_local, located
 from hamu.errors import HamuError
 from hamu.evaluation import (
     classifier_report,
@@ -36,7 +35,7 @@ from hamu.evaluation import (
 )
 from hamu.evaluation.membership import auc_of
 from hamu.evaluation.reports import further_figures
-from hamu.files import MERGED
+from hamu.files import DIGITS, MERGED, MINIATURE, is_local, located
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.jobs.options import (
     OF_AN_ADAPTER,

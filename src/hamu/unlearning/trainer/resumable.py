@@ -35,8 +35,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from hamu.core.distributed import all_reduced, barrier, from_main, is_main, is_sharded, world_size
 from hamu.data.images import collate
-from hamu.data.sources import reading
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError, first_line, reading
 from hamu.files import (
     CHECKPOINT,
     MANIFEST,
@@ -510,13 +509,15 @@ def train_original(
         silence(trainer)
     with around(trainer):
         trainer.train(resume_from_checkpoint="newest" if resume else None)
-    broken = first_not_finite(model)
-    if broken is not None:
-        raise HamuError(
-            f"training diverged: {broken} is not finite; lower --learning_rate {args.learning_rate}"
-        )
+    check_finite("training", first_not_finite(model), args.learning_rate)
     found: PreTrainedModel = model.eval()
     return found
+
+
+def check_finite(what: str, broken: str | None, rate: float) -> None:
+    """Refuse what has come out of a run if something in it, named `broken`, is not finite."""
+    if broken is not None:
+        raise HamuError(f"{what} diverged: {broken} is not finite; lower --learning_rate {rate}")
 
 
 def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
