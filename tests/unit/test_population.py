@@ -187,7 +187,10 @@ def test_gradients_that_are_not_finite_count_nothing():
 
 
 def test_the_scale_of_a_loss_scaler_drops_out():
-    draws, scaler = drawn(20, cos=0.5), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    draws, scaler = (
+        drawn(20, cos=0.2, deviation=0.1),
+        torch.amp.GradScaler("cpu", init_scale=1024.0),
+    )
     plain, scaled = pair_of(half_life=30.0), pair_of(half_life=30.0)
     steps = run(plain, draws)
     for retain, forget in draws:
@@ -198,7 +201,7 @@ def test_the_scale_of_a_loss_scaler_drops_out():
 
 
 def test_a_gradient_that_waits_elsewhere_counts_alike():
-    draws = drawn(20, cos=0.5)
+    draws = drawn(20, cos=0.2, deviation=0.1)
     steps, offloaded = (
         run(pair_of(half_life=30.0, offload_grads=where), draws) for where in ("none", "bf16")
     )
