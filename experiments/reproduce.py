@@ -19,8 +19,8 @@ from experiments.paper.planning import OF_EXPERIMENTS, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
 from hamu.cli.commands import OwnParser
-from hamu.data.sources import MINIATURE, located
 from hamu.errors import HamuError, Interrupted, unknown
+from hamu.files import MINIATURE, located
 from hamu.report.tables import plain_table
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Plan, Row, check_same_inputs

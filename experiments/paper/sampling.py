@@ -22,10 +22,9 @@ from hamu.data import (
 )
 from hamu.data.forget_sets import draw_positions
 from hamu.data.images import CLASSES
-from hamu.data.sources import DIGITS, MINIATURE, located
 from hamu.data.text import has_test_split
 from hamu.errors import HamuError
-from hamu.files import file_digest, read_json
+from hamu.files import DIGITS, MINIATURE, file_digest, located, read_json
 from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
 

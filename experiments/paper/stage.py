@@ -25,9 +25,20 @@ from experiments.paper.sampling import (
     sample_images,
     sample_texts,
 )
-from hamu.data.sources import DIGITS, MINIATURE, is_local, is_of_hub
 from hamu.errors import HamuError
-from hamu.files import CONFIG, EVALUATION, INPUTS, MODEL, RECORD, file_digest, read_json
+from hamu.files import (
+    CONFIG,
+    DIGITS,
+    EVALUATION,
+    INPUTS,
+    MINIATURE,
+    MODEL,
+    RECORD,
+    file_digest,
+    is_local,
+    is_of_hub,
+    read_json,
+)
 from hamu.models.language import base_of
 from hamu.unlearning.compare.children import Call
 from hamu.unlearning.compare.runs import Plan, Row, this_environment

@@ -7,7 +7,8 @@ alone and exits with code 2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class HamuError(ValueError):
@@ -19,6 +20,17 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = lines or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+
+
+@contextmanager
+def reading(failure: str, remedy: str = "") -> Iterator[None]:
+    """Turn any exception of a library into a HamuError: failure, its first line, remedy."""
+    try:
+        yield
+    except HamuError:
+        raise
+    except Exception as error:  # libraries raise many kinds; the cause is kept
+        raise HamuError(f"{failure}: {first_line(error)}{remedy}") from error
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

@@ -21,7 +21,6 @@ from hamu.models.language import (
     new_tokenizer,
     with_adapter,
 )
-from hamu.models.shapes import model_shape
 from hamu.models.storage import (
     _names_of_adapter,
     check_can_merge,
@@ -29,6 +28,7 @@ from hamu.models.storage import (
     merged,
     save_model,
 )
+from hamu.unlearning.jobs.plan import model_shape
 
 WEIGHTS = "adapter_model.safetensors"
 SIZES = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32}

@@ -4,7 +4,7 @@ import pytest
 
 from experiments import reproduce
 from hamu import HamuError
-from hamu.data.sources import DIGITS, MINIATURE, is_local, located
+from hamu.files import DIGITS, MINIATURE, is_local, located
 from hamu.unlearning.jobs.options import PATHS, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.trainer import UnlearnConfig

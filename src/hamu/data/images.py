@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hamu.data.sources import DIGITS, files_of, is_of_hub, load_from_hub, parquet_table, reading
-from hamu.errors import HamuError
+from hamu.errors import HamuError, reading
+from hamu.files import DIGITS, files_of, is_of_hub, load_from_hub, parquet_table
 
 CLASSES = "classes"  # the array of class names that an npz may hold
 _SUFFIXES = {
@@ -84,6 +84,12 @@ class ImageData(Dataset[dict[str, Tensor]]):
         index = torch.as_tensor(positions, dtype=torch.long)
         chosen = {name: getattr(self, name)[index] for name in ("pixels", "labels", "rows")}
         return replace(self, **chosen)
+
+    def joined(self, other: ImageData) -> ImageData:
+        """Return these images and then those of a second data set of the same form."""
+        columns = ("pixels", "labels", "rows")
+        both: Any = {n: torch.cat([getattr(self, n), getattr(other, n)]) for n in columns}
+        return replace(self, **both)
 
     def matched(self, other: ImageData) -> ImageData:
         """Return a second data set in the form of this one: RGB if this is, its label numbers.

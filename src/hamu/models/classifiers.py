@@ -27,8 +27,8 @@ from transformers.utils.hub import cached_file
 from hamu.core.forward import evaluating, predict_logits
 from hamu.core.gram import trainable_parameters
 from hamu.data import ImageData
-from hamu.data.sources import HUB, is_of_hub, reading
-from hamu.errors import HamuError
+from hamu.errors import HamuError, reading
+from hamu.files import HUB, is_of_hub
 from hamu.models.storage import CONFIG, check_is_saved, check_undamaged, config_of, from_pretrained
 
 NEW_CLASSIFIER = r"resnet(\d+)"

@@ -24,8 +24,8 @@ from transformers import (
 
 from hamu.core.forward import evaluating, predict_logits, without_autocast
 from hamu.core.gram import trainable_parameters
-from hamu.data.sources import HUB, is_of_hub, reading
-from hamu.errors import HamuError
+from hamu.errors import HamuError, reading
+from hamu.files import HUB, is_of_hub
 from hamu.models.storage import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

@@ -22,9 +22,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.trainer_utils import get_last_checkpoint
 
 from hamu.core.distributed import is_main, is_sharded
-from hamu.data.sources import HUB, is_of_hub, reading
-from hamu.errors import HamuError, first_line
-from hamu.files import MODEL
+from hamu.errors import HamuError, first_line, reading
+from hamu.files import HUB, MODEL, is_of_hub
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

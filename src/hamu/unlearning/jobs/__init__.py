@@ -7,8 +7,9 @@ fit the others, the data or the model, before anything is written.
 
 from hamu.unlearning.jobs.comparison import Compared, compare
 from hamu.unlearning.jobs.measure import Assessed, Attacked, Evaluated, assess, attack, evaluate
+from hamu.unlearning.jobs.plan import RunPlan
 from hamu.unlearning.jobs.review import Verified, report, verify
-from hamu.unlearning.jobs.training import RunPlan, Trained, Unlearned, train, unlearn
+from hamu.unlearning.jobs.training import Trained, Unlearned, train, unlearn
 
 __all__ = [
     "Assessed",

@@ -11,10 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from hamu.data.forget_sets import draw_positions, subset
-from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import embed
-from hamu.files import CONFIG, MODEL, RECORD, REPORT, file_digest, write_whole
+from hamu.files import CONFIG, MODEL, RECORD, REPORT, file_digest, is_of_hub, write_whole
 from hamu.models.language import saved_adapter
 from hamu.models.storage import NeedsCode, folder_of, is_adapter
 from hamu.report import run as seen

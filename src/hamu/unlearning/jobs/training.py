@@ -16,23 +16,22 @@ from transformers import set_seed
 
 from hamu.core.distributed import from_main, is_main
 from hamu.core.gram import SIDES
-from hamu.core.objectives import build_objective
 from hamu.errors import HamuError
 from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MODEL, RECORD, file_digest, read_json
-from hamu.models import first_not_finite, shapes
+from hamu.models import first_not_finite
 from hamu.models.storage import CannotMerge
 from hamu.unlearning.goals import standing_line
-from hamu.unlearning.jobs.options import DataOptions, RunOptions
+from hamu.unlearning.jobs.options import RunOptions
+from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
-from hamu.unlearning.jobs.settings import Settings, recorded_settings, settings_of
-from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
+from hamu.unlearning.jobs.settings import recorded_settings, settings_of
+from hamu.unlearning.jobs.tasks import Task, choose_task
 from hamu.unlearning.record import write_model_card, write_record
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
-from hamu.unlearning.trainer.config import checkpoints_activations
 from hamu.unlearning.trainer.logs import StepLog, kept_open
 from hamu.unlearning.trainer.promise import describe
 from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
@@ -73,14 +72,6 @@ class Unlearned(Trained):
     def record_digest(self) -> str:
         """The SHA-256 of record.json; "" in a process that does not write it."""
         return file_digest(self.folder / RECORD) if is_main() else ""
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """Result of a dry run."""
-
-    rows: tuple[tuple[str, str], ...]  # names and sizes, in words
-    note: str  # the assumptions of the estimate, and the ways to need less
 
 
 def train(*, console: Console | None = None, **options: Any) -> Trained | RunPlan:
@@ -314,101 +305,3 @@ def _best(trainer: UnlearnTrainer) -> str:
     else:
         place = "which was not saved; --load_best_model_at_end with --save_strategy keeps it"
     return f"best {key.removeprefix('eval_')} {best[key]:+.4g} at step {best['step']}, {place}"
-
-
-def plan(settings: Settings, console: Console) -> RunPlan:
-    """Parameters, steps and memory of a run; nothing is trained or written."""
-    has_data = settings.of(DataOptions).data is not None
-    task = choose_task(settings, console) if has_data else TextTask(settings, console)
-    args, model = task.args, str(task.run.model)
-    unlearns, is_built_in = isinstance(args, UnlearnConfig), task.is_built_in(model)
-    if task.run.model is None or (unlearns and is_built_in):
-        raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME")
-    task.classes_of = None if is_built_in else model
-    if model not in shapes.KNOWN:  # which is no adapter, and needs no look at the hub
-        task.settle_adapter()
-    sets, batch = _sets(task), args.per_device_train_batch_size
-    sizes = _of_texts if isinstance(task, TextTask) else _of_images
-    parameters, trained, memory, most = sizes(task, sets)
-    per_step = batch * args.gradient_accumulation_steps
-    epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
-    steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
-    rows = [("parameters", f"{parameters:,}")]
-    rows.append(("trained", f"{trained:,} ({trained / parameters:.2%})"))
-    for name, one in sets.items():
-        stated = " (stated)" if isinstance(one, range) else ""
-        rows.append((f"{name} {task.noun}", f"{len(one):,}{stated}"))
-    rows.append((f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"))
-    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
-    for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
-        written = f"{size:.2f} GB" if size >= 1 else f"{1000 * size:.1f} MB"
-        rows.append((f"memory: {name}", written))
-    note = (
-        f"Activations are those of {batch} {most}. Smaller: --per_device_train_batch_size with "
-        f"--gradient_accumulation_steps, --max_length, --gradient_checkpointing"
-    )
-    return RunPlan(tuple(rows), note)
-
-
-def _sets(task: Task) -> dict[str, Any]:
-    """The records that a run goes through, by set.
-
-    They are a range where their numbers are stated and the data are not here.
-    """
-    counts = {"retain": task.data.expected_retain, "forget": task.data.expected_forget}
-    sets: dict[str, Any] = {name: range(count) for name, count in counts.items() if count}
-    sources = task.data_sources()
-    is_here = sources and all(s == task.bundled or Path(s).exists() for s in sources)
-    unlearns, without_forget = isinstance(task.args, UnlearnConfig), task.run.without_forget
-    if is_here or len(sets) < len(counts):
-        if not unlearns and not without_forget:
-            return {"training": task.train_and_test()[0]}
-        sets = task.problem().sets()
-    if unlearns:
-        return {"retain": sets["retain"], "forget": sets["forget"]}
-    everything = range(sum(map(len, sets.values())))
-    return {"training": sets["retain"] if without_forget else everything}
-
-
-_Sizes = tuple[int, int, dict[str, float], str]  # parameters, trained ones, GB by part, records
-
-
-def _of_texts(task: Any, sets: dict[str, Any]) -> _Sizes:
-    """From the configuration alone; a new model is made, as its vocabulary follows from records."""
-    args, run, longest = task.args, task.run, task.data.max_length
-    if task.classes_of is None:
-        shape = shapes.shape_of(task.new_model(task.built_in, sets["training"]))
-    else:
-        base, how = run.base_model, (task.adapter(), task.dtype())
-        shape = shapes.model_shape(run.model, *how, base_model=base, **task.trust)
-    length, checkpointing = min(longest, shape.longest or longest), checkpoints_activations(args)
-    tokens = args.per_device_train_batch_size * length
-    memory = shapes.estimate_memory(
-        shape, tokens=tokens, checkpointing=checkpointing, **_copies(args)
-    )
-    return shape.parameters, shape.trainable, memory, f"records of {length} tokens"
-
-
-def _of_images(task: Any, sets: dict[str, Any]) -> _Sizes:
-    """From the model itself, new or loaded, and a forward pass of one image."""
-    args, source = task.args, task.run.model
-    is_loaded = isinstance(args, UnlearnConfig)
-    first = next(iter(sets.values()))
-    model = task.start_model(source) if is_loaded else task.new_model(source, first)
-    image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
-    every = list(model.parameters())
-    trained = [p for p in every if p.requires_grad]
-    own, whole = (sum(p.nbytes for p in some) for some in (trained, every))
-    memory = shapes.memory_of_weights(own, whole - own, **_copies(args))
-    kept = shapes.kept_for_backward(model, {"pixel_values": image[None]})
-    memory["activations"] = args.per_device_train_batch_size * kept / 1e9
-    counts = [sum(p.numel() for p in some) for some in (every, trained)]
-    return counts[0], counts[1], memory, "images"
-
-
-def _copies(args: Any) -> dict[str, Any]:
-    """Settings that decide how often the weights are held."""
-    objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
-    names = [name for name in objectives if name]
-    keeps = any(build_objective(name).needs_original for name in names)
-    return {"optimizer": str(args.optim), "sides": len(names) or 1, "keeps_original": keeps}

@@ -22,8 +22,8 @@ from hamu import files
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
-from hamu.data.sources import HUB, is_of_hub
 from hamu.evaluation.reports import Ends, change_intervals, record_intervals
+from hamu.files import HUB, is_of_hub
 from hamu.models.storage import is_adapter
 from hamu.unlearning.goals import forgotten_words, meaning
 from hamu.unlearning.record.inputs import Inputs, saved_model_entry, short_name

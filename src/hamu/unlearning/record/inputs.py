@@ -20,9 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hamu.data import ImageData, TextData, TextRecords
-from hamu.data.sources import is_of_hub
 from hamu.errors import HamuError, first_line
-from hamu.files import INPUTS, parse_json
+from hamu.files import INPUTS, is_of_hub, parse_json
 from hamu.models.storage import folder_of, weight_files
 
 Inputs = Mapping[str, Any]  # "forget set", "original model" and so on: the entry of each, or None

@@ -35,8 +35,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from hamu.core.distributed import all_reduced, barrier, from_main, is_main, is_sharded, world_size
 from hamu.data.images import collate
-from hamu.data.sources import reading
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError, first_line, reading
 from hamu.files import (
     CHECKPOINT,
     MANIFEST,

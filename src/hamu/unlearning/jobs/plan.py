@@ -1,0 +1,262 @@
+"""Plan of a run: parameters, steps and memory; nothing is trained or written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+
+from hamu.core.forward import evaluating, predict_logits
+from hamu.core.objectives import build_objective
+from hamu.errors import HamuError, reading
+from hamu.files import is_of_hub
+from hamu.models.language import (
+    FOUR_BIT,
+    AdapterSettings,
+    base_of,
+    check_dtype,
+    longest_text,
+    place_of,
+    stored_in,
+    with_adapter,
+)
+from hamu.models.storage import refuse_encoder
+from hamu.unlearning.jobs.options import DataOptions
+from hamu.unlearning.jobs.settings import Settings
+from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
+from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.config import checkpoints_activations
+
+# Published shapes of models that recipes name: a plan needs no look at the hub.
+KNOWN = {
+    "hub:meta-llama/Llama-2-7b-chat-hf": lambda: LlamaConfig(
+        max_position_embeddings=4096  # all else is the default of transformers
+    ),
+}
+_Sizes = tuple[int, int, dict[str, float], str]  # parameters, trained ones, GB by part, records
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Result of a dry run."""
+
+    rows: tuple[tuple[str, str], ...]  # names and sizes, in words
+    note: str  # the assumptions of the estimate, and the ways to need less
+
+
+def plan(settings: Settings, console: Console) -> RunPlan:
+    """Parameters, steps and memory of a run; nothing is trained or written."""
+    has_data = settings.of(DataOptions).data is not None
+    task = choose_task(settings, console) if has_data else TextTask(settings, console)
+    args, model = task.args, str(task.run.model)
+    unlearns, is_built_in = isinstance(args, UnlearnConfig), task.is_built_in(model)
+    if task.run.model is None or (unlearns and is_built_in):
+        raise HamuError("a dry run needs --model, a folder or hub:OWNER/NAME")
+    task.classes_of = None if is_built_in else model
+    if model not in KNOWN:  # which is no adapter, and needs no look at the hub
+        task.settle_adapter()
+    sets, batch = _sets(task), args.per_device_train_batch_size
+    sizes = _of_texts if isinstance(task, TextTask) else _of_images
+    parameters, trained, memory, most = sizes(task, sets)
+    per_step = batch * args.gradient_accumulation_steps
+    epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
+    rows = [("parameters", f"{parameters:,}")]
+    rows.append(("trained", f"{trained:,} ({trained / parameters:.2%})"))
+    for name, one in sets.items():
+        stated = " (stated)" if isinstance(one, range) else ""
+        rows.append((f"{name} {task.noun}", f"{len(one):,}{stated}"))
+    rows.append((f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"))
+    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
+    for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
+        written = f"{size:.2f} GB" if size >= 1 else f"{1000 * size:.1f} MB"
+        rows.append((f"memory: {name}", written))
+    note = (
+        f"Activations are those of {batch} {most}. Smaller: --per_device_train_batch_size with "
+        f"--gradient_accumulation_steps, --max_length, --gradient_checkpointing"
+    )
+    return RunPlan(tuple(rows), note)
+
+
+def _sets(task: Task) -> dict[str, Any]:
+    """The records that a run goes through, by set.
+
+    They are a range where their numbers are stated and the data are not here.
+    """
+    counts = {"retain": task.data.expected_retain, "forget": task.data.expected_forget}
+    sets: dict[str, Any] = {name: range(count) for name, count in counts.items() if count}
+    sources = task.data_sources()
+    is_here = sources and all(s == task.bundled or Path(s).exists() for s in sources)
+    unlearns, without_forget = isinstance(task.args, UnlearnConfig), task.run.without_forget
+    if is_here or len(sets) < len(counts):
+        if not unlearns and not without_forget:
+            return {"training": task.train_and_test()[0]}
+        sets = task.problem().sets()
+    if unlearns:
+        return {"retain": sets["retain"], "forget": sets["forget"]}
+    everything = range(sum(map(len, sets.values())))
+    return {"training": sets["retain"] if without_forget else everything}
+
+
+def _of_texts(task: Any, sets: dict[str, Any]) -> _Sizes:
+    """From the configuration alone; a new model is made, as its vocabulary follows from records."""
+    args, run, longest = task.args, task.run, task.data.max_length
+    if task.classes_of is None:
+        shape = shape_of(task.new_model(task.built_in, sets["training"]))
+    else:
+        base, how = run.base_model, (task.adapter(), task.dtype())
+        shape = model_shape(run.model, *how, base_model=base, **task.trust)
+    length, checkpointing = min(longest, shape.longest or longest), checkpoints_activations(args)
+    tokens = args.per_device_train_batch_size * length
+    memory = estimate_memory(shape, tokens=tokens, checkpointing=checkpointing, **_copies(args))
+    return shape.parameters, shape.trainable, memory, f"records of {length} tokens"
+
+
+def _of_images(task: Any, sets: dict[str, Any]) -> _Sizes:
+    """From the model itself, new or loaded, and a forward pass of one image."""
+    args, source = task.args, task.run.model
+    is_loaded = isinstance(args, UnlearnConfig)
+    first = next(iter(sets.values()))
+    model = task.start_model(source) if is_loaded else task.new_model(source, first)
+    image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
+    every = list(model.parameters())
+    trained = [p for p in every if p.requires_grad]
+    own, whole = (sum(p.nbytes for p in some) for some in (trained, every))
+    memory = memory_of_weights(own, whole - own, **_copies(args))
+    kept = kept_for_backward(model, {"pixel_values": image[None]})
+    memory["activations"] = args.per_device_train_batch_size * kept / 1e9
+    counts = [sum(p.numel() for p in some) for some in (every, trained)]
+    return counts[0], counts[1], memory, "images"
+
+
+def _copies(args: Any) -> dict[str, Any]:
+    """Settings that decide how often the weights are held."""
+    objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
+    names = [name for name in objectives if name]
+    keeps = any(build_objective(name).needs_original for name in names)
+    return {"optimizer": str(args.optim), "sides": len(names) or 1, "keeps_original": keeps}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Numbers of parameters and dimensions of a model."""
+
+    parameters: int
+    trainable: int
+    layers: int
+    hidden: int
+    vocabulary: int
+    longest: int | None  # see `longest_text`
+    frozen_bytes: int  # what is trained is float32 if it is an adapter
+
+
+def model_shape(
+    source: str,
+    adapter: AdapterSettings | None,
+    dtype: str,
+    *,
+    base_model: str | None = None,
+    trust_remote_code: bool = False,
+) -> ModelShape:
+    """Return the shape that `load_language_model` would load, from the configuration alone."""
+    from peft import PeftConfig, get_peft_model
+
+    base = None if source in KNOWN else base_of(source, base_model)
+    whole, trusted = base or source, {"trust_remote_code": trust_remote_code}
+    with (
+        reading(f"a language model after the configuration of {whole} cannot be loaded"),
+        torch.device("meta"),
+    ):
+        config: Any = KNOWN[whole]() if whole in KNOWN else None
+        config = config or AutoConfig.from_pretrained(
+            place_of(whole), local_files_only=not is_of_hub(whole), **trusted
+        )
+        refuse_encoder(config, whole)
+        model: Any = AutoModelForCausalLM.from_config(config, **trusted)
+        if base is not None:
+            form: Any = PeftConfig.from_pretrained(place_of(source))
+            form.inference_mode = False
+            if hasattr(form, "init_lora_weights"):
+                form.init_lora_weights = True  # other ways need the weights
+            model = get_peft_model(model, form)
+        elif adapter is not None:
+            model = with_adapter(model, adapter)
+    return shape_of(model, dtype)
+
+
+def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
+    """Return the shape of a language model, with its adapter if it has one."""
+    check_dtype(dtype)
+    own = stored_in(dtype) if dtype != "auto" else model.config.dtype or torch.float32
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) * own.itemsize
+    if dtype == FOUR_BIT:  # half a byte, and a float32 scale for each 64 weights
+        head = model.get_output_embeddings()
+        linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+        packed = sum(m.weight.numel() for m in linear if not m.weight.requires_grad)
+        frozen -= round(packed * (own.itemsize - 0.5 - 4 / 64))
+    text = model.config.get_text_config()  # a model for images and text has one inside
+    return ModelShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        vocabulary=text.vocab_size,
+        longest=longest_text(model),
+        frozen_bytes=frozen,
+    )
+
+
+def estimate_memory(
+    shape: ModelShape, *, tokens: int, checkpointing: bool, **copies: Any
+) -> dict[str, float]:
+    """Estimate the memory of a run in GB (1e9 bytes), from above where it cannot be known.
+
+    `tokens` are those of a forward pass, `copies` as in `memory_of_weights`. Activations after
+    Korthikanti et al. 2022: 34 bytes per token, layer and unit of width in half precision.
+    """
+    per_layer = 34 * tokens * shape.hidden
+    activations = per_layer * shape.layers
+    if checkpointing:
+        activations = 2 * tokens * shape.hidden * shape.layers + per_layer
+    return memory_of_weights(4 * shape.trainable, shape.frozen_bytes, **copies) | {
+        "activations": activations / 1e9,
+        "logits": 10 * tokens * shape.vocabulary / 1e9,
+    }
+
+
+def memory_of_weights(
+    trained: int, frozen: int, *, optimizer: str, sides: int, keeps_original: bool
+) -> dict[str, float]:
+    """Estimate the memory of all but activations in GB, from the bytes of the weights.
+
+    `optimizer` is transformers' name of it, `sides` 2 for a method that needs both gradients.
+    """
+    found = {
+        "weights": frozen + trained,
+        "gradients": sides * trained,
+        "optimizer state": (2 if "adam" in optimizer else 0) * trained,
+        "original model": trained if keeps_original else 0,
+    }
+    return {name: value / 1e9 for name, value in found.items()}
+
+
+def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:
+    """Count the bytes of activations that a forward pass keeps for its backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with evaluating(model), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = predict_logits(model, batch)  # held until all is counted, or memory is reused
+    weights = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    del logits
+    return sum(size for place, size in kept.items() if place not in weights)
