@@ -95,9 +95,7 @@ def _last(outcome: Mapping[str, Any]) -> float:
 def _row(found: Mapping[str, Any], method: str) -> dict[str, Any] | None:
     """A method's best settings and what they cost, by seed; None if it never gets there."""
     rows = [
-        row
-        for row in found["runs"]
-        if row["method"] == method and row["setting"] in found["best"]
+        row for row in found["runs"] if row["method"] == method and row["setting"] in found["best"]
     ]
     if not rows or any(row.get("at_gain") is None for row in rows):
         return None
