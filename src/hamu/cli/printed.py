@@ -139,9 +139,8 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
         lines = [tables.membership_line(report)]
         if "privleak" in report:
             lines.append(tables.privleak_line(report))
+        lines += tables.metric_lines(report)
         yield from (f"{name}: {line}" if name else line for line in lines)
-        for metric, value in report.get("metrics", {}).items():
-            yield f"{metric}: {tables.number(value, none='not measured')}"
     if "against_retain_model" in last:
         yield tables.reference_table(last)
 

@@ -18,7 +18,7 @@ from rich.table import Table as ScreenTable
 from rich.text import Text
 
 from hamu.evaluation import attack_results as attacks
-from hamu.evaluation.membership import auc_of
+from hamu.evaluation.membership import muse_auc
 from hamu.unlearning.compare.runs import Comparison, Row, differing_environments
 from hamu.unlearning.goals import ALL_DONE
 
@@ -206,9 +206,19 @@ def privleak_line(report: Report) -> str:
     """Line on PrivLeak."""
     if report["privleak"] is not None:
         return f"PrivLeak (0 is ideal): {report['privleak']:+.4f}"
-    if auc_of(report) is None or auc_of(report["retain_model"]) is None:
+    if None in (muse_auc(report), muse_auc(report["retain_model"])):
         return "PrivLeak: not measured (it needs membership inference of both models)"
-    return "PrivLeak: not measured (it divides by 1 - min k of the retain model, which is 0)"
+    return "PrivLeak: not measured (it divides by 1 - min k 40 of the retain model, which is 0)"
+
+
+def metric_lines(report: Report) -> list[str]:
+    """A line for each further figure, with the retain model's."""
+    theirs, lines = report.get("retain_model", {}).get("metrics", {}), []
+    for name, value in report["metrics"].items():
+        other = theirs.get(name)
+        beside = "" if other is None else f" [retain model {number(other)}]"
+        lines.append(f"{name}: {number(value, none='not measured')}{beside}")
+    return lines
 
 
 # Attacks

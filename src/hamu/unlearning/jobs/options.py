@@ -133,6 +133,11 @@ class DataOptions:
         QUESTION_TEMPLATE, "Text: how a question becomes a prompt; {question} stands for it."
     )
     answer_prefix: str = _option(" ", "Text: what stands between a question and its answer.")
+    alternative_column: str | None = _option(
+        None,
+        "Text: name of the column of other answers to the forget records, for --forget_objective "
+        "dpo and idk; without it the other answer is I don't know.",
+    )
     loss_on: str = _option("answer", "Text: what the loss is taken of: answer, or all.")
     expected_retain: int | None = _option(
         None, "Text: how many records stay, for a --dry_run without the data."
@@ -231,9 +236,30 @@ class EvaluateOptions(OriginalOptions):
         None, "The loss that each forgotten record must have: --goal loss."
     )
     target_share: float = _option(0.95, "The share of the forget records that must be forgotten.")
+    metrics: str = _option(
+        "",
+        "Further metrics that take longer, with commas: for images rmia, ulira (attacks by "
+        "--shadow_models); for texts mia_gradnorm, verbmem.",
+    )
+    shadow_models: int = _option(
+        8,
+        "Shadow models of rmia and ulira, trained as the original by the config.yaml beside it, "
+        "for ulira also unlearned as the run; an even number.",
+    )
+    lm_eval: str = _option(
+        "", "Text: tasks of lm-evaluation-harness, with commas: names, or YAML files."
+    )
+    format: str | None = _option(
+        None, "Text: also write the figures under the keys of open-unlearning."
+    )
 
     def __post_init__(self) -> None:
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
+
+    def names(self, option: str) -> list[str]:
+        """Names that `metrics` or `lm_eval` lists."""
+        given = getattr(self, option).split(",")
+        return list(dict.fromkeys(one.strip() for one in given if one.strip()))
 
 
 @dataclass

@@ -20,7 +20,7 @@ from transformers.integrations import integration_utils
 from hamu.core.combine import GradOffload
 from hamu.core.distributed import check_even, world_size
 from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, build_method
-from hamu.core.objectives import build_objective
+from hamu.core.objectives import OBJECTIVES, build_objective
 from hamu.errors import HamuError
 from hamu.unlearning.goals import check_goal_settings
 
@@ -213,7 +213,7 @@ class UnlearnConfig(TrainConfig):
     max_eval_samples: int | None = _option(None, "Records of each set to evaluate on, at most.")
     forget_objective: str | None = _option(
         None,
-        "Raised in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, bounded.",
+        f"Raised in place of the method's own: {', '.join(OBJECTIVES)}.",
     )
     min_forget_loss: float | None = _option(None, "End if a forget loss is below (paper: 0.1).")
     max_retain_loss: float | None = _option(None, "End if a retain loss is above (paper: 0.4).")
@@ -302,6 +302,11 @@ class UnlearnConfig(TrainConfig):
                 _check(is_number, f"{name} {value} must be a positive number")
                 lack = f"{self.method}, which has no {side} pass; leave it out"
                 _check(getattr(method, f"uses_{side}"), f"{name} has no effect with {lack}")
+        for name in ("min_forget_loss", "max_forget_loss"):
+            _check(
+                getattr(self, name) is None or self.objectives()["forget"] != "idk",
+                f"{name} is a loss of the forget records' own answers, which idk does not measure",
+            )
         _check(
             not self.correct_steps or isinstance(method, HamuQ | HamuU),
             f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u",
@@ -364,6 +369,12 @@ class UnlearnConfig(TrainConfig):
         method = self.build_method()
         forget = self.forget_objective or method.forget_objective
         return {"retain": method.retain_objective, "forget": forget}
+
+    @property
+    def needs_alternatives(self) -> bool:
+        """True if the forget objective needs another answer to each forget record."""
+        name = self.objectives()["forget"]
+        return name is not None and build_objective(name).answers != "own"
 
     def build_method(self) -> Method:
         """The method that these settings describe."""
