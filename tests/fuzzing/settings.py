@@ -10,6 +10,7 @@ from transformers.training_args import OptimizerNames
 from fuzzing.inputs import CONTENT, NUMBERS, TEXT, VALUES, Input, words
 from fuzzing.world import EASY, IMAGES, TEXTS
 from hamu.core.methods import method_classes
+from hamu.core.objectives import OBJECTIVES
 from hamu.unlearning.jobs import options
 from hamu.unlearning.trainer import UnlearnConfig
 
@@ -28,7 +29,7 @@ _CHOICES = {
     "pairing": "sequential split",
     "blocks": "tensor module model",
     "shuffle": "epoch once",
-    "forget_objective": "cross_entropy kl_to_original npo simnpo bounded",
+    "forget_objective": " ".join(OBJECTIVES),
     "goal": "unseen retrained erased loss",
     "task": "image text",
     "loss_on": "answer all",

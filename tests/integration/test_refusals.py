@@ -102,6 +102,13 @@ def test_a_class_alone_is_not_to_be_told_from_anything(cli):
     assert line in cli("train", "--data", "cats", "--model", "resnet8")
 
 
+def test_another_answer_to_an_image(cli, image_model):
+    line = "the forget objective idk needs another answer to each forget record, which images have"
+    by_hand = ["--model", "model", "--forget_objective", "idk", "--max_steps", "1"]
+    assert line in cli("unlearn", *IMAGES, *by_hand, "--output_dir", "run")
+    assert not Path("run").exists()
+
+
 def test_a_run_in_the_place_of_its_model(cli, image_model):
     Path("run").mkdir()
     Path("model").rename("run/model")

@@ -69,7 +69,7 @@ def test_a_model_is_trained_unlearned_and_evaluated_offline(capsys):
     assert all(step["taken"] for step in steps)
     models = f"--model unlearned/model --original_model {TRAINED}"
     assert run(f"evaluate {FORGET} {models} --generate 3 --max_length 96 --output_dir check") == 0
-    kinds = {"loss", "zlib", "min_k", "min_k_plus_plus"}
+    kinds = {"loss", "zlib", "min_k", "min_k_40", "min_k_plus_plus", "min_k_plus_plus_40"}
     assert set(report_in("check")["membership_inference"]) == kinds
     lines = read_rows("check/answers.jsonl")
     assert [line["set"] for line in lines] == ["forget"] * 3 + ["retain"] * 3
@@ -118,7 +118,7 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     assert run(f"evaluate {TEXTS} {job} --model {adapter}/model --output_dir leak") == 0
     report = report_in("leak")
     ours, theirs = (
-        1 - one["membership_inference"]["min_k"] for one in (report, report["retain_model"])
+        1 - one["membership_inference"]["min_k_40"] for one in (report, report["retain_model"])
     )
     assert report["privleak"] == pytest.approx((ours - theirs) / theirs)
     assert "tofu" not in report
@@ -139,7 +139,7 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     ],
 )
 def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, why):
-    mine, other = (None if auc is None else {"min_k": auc} for auc in (ours, theirs))
+    mine, other = (None if auc is None else {"min_k_40": auc} for auc in (ours, theirs))
     report = {"membership_inference": mine, "retain_model": {"membership_inference": other}}
     report["privleak"] = tasks.privleak_of(report)
     assert report["privleak"] == (None if expected is None else pytest.approx(expected))
@@ -228,6 +228,19 @@ def test_a_dry_run_of_the_papers_recipe_needs_neither_weights_nor_network(recipe
     assert "6,742,609,920" in printed, "6,738,415,616 parameters of Llama-2-7b and the adapter's"
     assert "4,194,304" in printed, "r = 8 on query and value projections of 32 layers"
     assert "720 (72 an epoch)" in printed, "App. F.3"
+
+
+def test_records_are_forgotten_by_the_answers_of_a_column(capsys):
+    rows = read_rows("train.jsonl")
+    write_rows("more.jsonl", [row | {"instead": f"Unknown, {i}."} for i, row in enumerate(rows)])
+    data = "--data more.jsonl --test_data test.jsonl --forget_filter author~^V"
+    job = f"unlearn {data} --model {TRAINED} {STRONG} {FEW} --forget_objective dpo"
+    assert run(f"{job} --alternative_column instead --output_dir by-column") == 0
+    assert report_in("by-column")["steps_taken"] == 4
+    capsys.readouterr()
+    assert run(f"{job} --alternative_column other --output_dir none") == 2
+    assert "more.jsonl has no other; another answer needs a prompt" in capsys.readouterr().err
+    assert not Path("none").exists()
 
 
 def test_a_retain_model_may_share_the_originals_tokenizer():

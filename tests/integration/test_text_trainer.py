@@ -1,6 +1,7 @@
 """UnlearnTrainer on language models: token means, objectives, adapters, early ends."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.unlearning.trainer.logs import silence
+from hamu.unlearning.trainer.sides import SideLosses
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,8 @@ def start():
 
 @pytest.fixture
 def trainer_of(start, tmp_path):
-    def make(model=None, **settings):
-        base, tokenizer, (retain, forget) = start
+    def make(model=None, forget=None, **settings):
+        base, tokenizer, (retain, own) = start
         defaults = {"eval_strategy": "no", "eval_on_start": False, "max_steps": 2}
         defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}
         defaults |= {"constraint_mode": "relative", "stopping": "off"}
@@ -47,7 +49,7 @@ def trainer_of(start, tmp_path):
             model or copy.deepcopy(base),
             args,
             retain_dataset=retain,
-            forget_dataset=forget,
+            forget_dataset=forget or own,
             data_collator=TextCollator(tokenizer.pad_token_id),
         )
         silence(trainer)
@@ -96,6 +98,65 @@ def test_an_objective_of_texts_is_its_formula(name, batch):
     assert objective.count(labels) == (n.sum() if name == "cross_entropy" else 4)
 
 
+def with_alternatives(start):
+    """The forget set with its other answers."""
+    texts, tokenizer = start[2][1].texts, start[1]
+    return replace(start[2][1], alternatives=encode(texts.alternatives(), tokenizer))
+
+
+def test_dpo_prefers_the_other_answer_and_is_npo_where_that_is_as_likely_as_before(start):
+    forget, model, tokenizer = with_alternatives(start), copy.deepcopy(start[0]), start[1]
+    torch.manual_seed(0)
+    collate = TextCollator(tokenizer.pad_token_id)
+    own, other = (collate([data[i] for i in range(3)]) for data in (forget, forget.alternatives))
+    losses = SideLosses(model, {"retain": None, "forget": "dpo"})
+    with torch.no_grad():
+        for parameter in model.parameters():  # away from the original
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    total = losses.total(model, "forget", own | {"alternative": other})[0]
+
+    def gained(batch):
+        """log π/π_original of each answer, token by token."""
+        now, before = model(batch["input_ids"]).logits, losses.original.logits(batch)
+        found = []
+        for row, labels in enumerate(batch["labels"]):
+            places = [t for t in range(1, len(labels)) if labels[t] != -100]
+            ratio = 0.0
+            for logits, sign in ((now, 1), (before, -1)):
+                chances = logits[row].double().softmax(-1)
+                ratio += sign * sum(chances[t - 1, labels[t]].log() for t in places)
+            found.append(ratio)
+        return torch.stack(found)
+
+    odds = torch.sigmoid(0.1 * (gained(other) - gained(own)))
+    torch.testing.assert_close(total.double(), 20 * odds.log().sum(), rtol=1e-4, atol=1e-4)
+    as_before = SideLosses(model, {"retain": None, "forget": "dpo"})
+    npo = SideLosses(model, {"retain": None, "forget": "npo"})
+    torch.testing.assert_close(
+        as_before.total(model, "forget", own | {"alternative": other})[0],
+        npo.total(model, "forget", own)[0],
+    )
+
+
+@pytest.mark.parametrize("objective", ["idk", "dpo"])
+def test_forgetting_by_another_answer_raises_its_likelihood(objective, start, trainer_of):
+    forget = with_alternatives(start)
+    settings = {"method": "gdiff", "forget_objective": objective, "max_steps": 6}
+    trainer = trainer_of(forget=forget, learning_rate=0.3, **settings)
+    before = predict_tokens(trainer.model, forget.alternatives, 16, TextCollator(0)).losses.mean()
+    trainer.train()
+    after = predict_tokens(trainer.model, forget.alternatives, 16, TextCollator(0)).losses.mean()
+    assert after < before - 0.1
+    values = [entry["forget_loss"] for entry in trainer.state.log_history if "taken" in entry]
+    assert values[-1] > values[0], "the forget objective is raised"
+
+
+def test_another_answer_is_asked_for_where_there_is_none(trainer_of):
+    message = "objective idk needs another answer to each forget record, which images have not"
+    with pytest.raises(HamuError, match=message):
+        trainer_of(forget_objective="idk")
+
+
 @pytest.mark.parametrize("method", ["gdiff", "hamu-q", "npo"])
 def test_accumulated_unequal_batches_weigh_every_token_alike(method, trainer_of):
     """One step on 6 pairs of unequal lengths is the same at once and in batches of 1."""
@@ -142,7 +203,10 @@ def test_the_original_model_costs_the_adapter_and_answers_as_it_was(start, batch
         assert not torch.allclose(model.eval()(**inputs).logits, before)
 
 
-@pytest.mark.parametrize("objective", ["npo", "simnpo", "kl_to_original"])
+ASCENTS = ["npo", "simnpo", "kl_to_original", "wga", "satimp", "undial", "ce-u", "logit_margin"]
+
+
+@pytest.mark.parametrize("objective", ASCENTS)
 def test_any_forget_objective_goes_with_hamu(objective, trainer_of):
     trainer = trainer_of(
         method="hamu-q", forget_objective=objective, max_steps=3, learning_rate=0.02

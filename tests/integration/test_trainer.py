@@ -278,7 +278,9 @@ def test_what_unlearning_has_no_place_for_is_refused(model, problem, trainer_of,
     before = dict(model.named_parameters())
     given = torch.optim.SGD(model.parameters(), lr=0.1), None
     with pytest.raises(HamuError, match="holds the whole parameters, which --shard replaces by"):
-        UnlearnTrainer(model, SimpleNamespace(shard=True), **sets, optimizers=given)
+        UnlearnTrainer(
+            model, SimpleNamespace(shard=True, needs_alternatives=False), **sets, optimizers=given
+        )
     assert all(parameter is before[name] for name, parameter in model.named_parameters())
 
 

@@ -16,7 +16,6 @@ from hamu.evaluation import (
     AttackData,
     AttackResult,
     AttackSettings,
-    TokenPredictions,
     attack,
     lasts,
     robustness,
@@ -26,8 +25,6 @@ from hamu.evaluation.attack_results import Outcome
 from hamu.evaluation.attacks import (
     _items,
     check_can_quantize,
-    exact_memorization,
-    extraction_strength,
     leak_at_k,
     prefilled,
     quantized,
@@ -164,20 +161,6 @@ def test_of_an_adapter_the_adapter_alone_is_trained(texts):
     found = attack(model, data, AttackSettings("relearn-few", **settings)).outcomes["relearn-few"]
     assert found["unlearned"].mean("loss", 20) < found["unlearned"].mean("loss", 0), "it learns"
     assert is_same(before, state_of(model))
-
-
-def tokens(*records):
-    """Predictions whose tokens are right or wrong as these lists have it."""
-    correct = torch.tensor([right for record in records for right in record], dtype=torch.bool)
-    record = torch.tensor([number for number, one in enumerate(records) for _ in one])
-    zeros = torch.zeros(len(correct), dtype=torch.float64)
-    return TokenPredictions(zeros, correct, zeros, zeros, record, len(records))
-
-
-def test_extraction_strength_counts_the_right_tokens_at_the_end():
-    found = tokens([1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0], [1, 0, 1, 1])
-    assert extraction_strength(found).tolist() == [1.0, 0.75, 0.0, 0.5]
-    assert exact_memorization(found).tolist() == [1.0, 0.75, 0.75, 0.75]
 
 
 def test_leak_at_k_is_the_mean_of_the_best_over_all_choices_of_k_draws():

@@ -46,6 +46,10 @@ def test_training_and_unlearning_refuse(settings, message):
         ({"correct_steps": True, "method": "ga"}, "ga promises nothing; --correct_steps needs"),
         ({"check_steps": -1}, "check_steps -1 must not be negative; 0 for never"),
         ({"offload_grads": "disk"}, "offload_grads 'disk' is unknown; choose none, bf16 or cpu"),
+        (
+            {"forget_objective": "idk", "max_forget_loss": 2.0},
+            "max_forget_loss is a loss of the forget",
+        ),
         ({"forget_objective": "hate"}, "objective 'hate' is unknown; choose one of cross_entropy"),
         ({"min_forget_loss": 0.0}, "min_forget_loss 0.0 must be a positive number"),
         ({"min_forget_loss": 0.1, "method": "ft"}, "min_forget_loss has no effect with ft, which"),

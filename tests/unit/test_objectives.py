@@ -1,6 +1,7 @@
 """Objectives against their formulas, and the original model against a true second copy."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -32,6 +33,54 @@ def test_sums_over_samples_match_the_formulas():
     for name, value in expected.items():
         found = build_objective(name).total(Scored.of(LOGITS, LABELS), ORIGINAL)
         torch.testing.assert_close(found, value)
+
+
+def published(name, logits):
+    """The loss of each prediction as its paper prints it, by probabilities alone."""
+    p, o = logits.softmax(-1), ORIGINAL.softmax(-1)
+
+    def distilled(q, i):
+        return -sum(q[k] / sum(q) * p[i, k].log() for k in range(4) if q[k] > 0)
+
+    def undial(i, y):  # a logit lowered by 10 is a probability divided by e^10, up to the norm
+        return distilled([o[i, k] * (math.exp(-10) if k == y else 1) for k in range(4)], i)
+
+    held = p.detach()
+    rule = {
+        "wga": lambda i, y: held[i, y] * p[i, y].log(),
+        "satimp": lambda i, y: held[i, y] ** 5 * (1 - held[i, y]) * p[i, y].log(),
+        "undial": undial,
+        "ce-u": lambda i, y: distilled([held[i, k] * (k != y) for k in range(4)], i),
+        "logit_margin": lambda i, y: (logits[i].max() - logits[i].sum() / 4) ** 2,
+        "idk": lambda i, y: -p[i, y].log(),
+    }[name]
+    return sum(rule(i, int(y)) for i, y in enumerate(LABELS))
+
+
+@pytest.mark.parametrize("name", ["wga", "satimp", "undial", "ce-u", "logit_margin", "idk"])
+def test_raising_a_forget_objective_lowers_the_published_loss(name):
+    """Their gradients are opposite; of those without a weight held constant, the values too."""
+    ours, theirs = (LOGITS.clone().requires_grad_() for _ in range(2))
+    total = build_objective(name).total(Scored.of(ours, LABELS), ORIGINAL)
+    loss = published(name, theirs)
+    total.backward()
+    loss.backward()
+    torch.testing.assert_close(ours.grad, -theirs.grad)
+    if name in ("undial", "logit_margin", "idk"):
+        torch.testing.assert_close(total, -loss)
+
+
+@pytest.mark.parametrize("name", ["wga", "satimp", "undial", "ce-u"])
+def test_a_ruled_out_class_or_a_certain_label_gives_finite_gradients(name):
+    logits, original = LOGITS.clone(), ORIGINAL.clone()
+    logits[:, 0], original[:, 0] = -torch.inf, -torch.inf
+    logits[1, 1] = 1e4
+    logits.requires_grad_()
+    labels = LABELS.clamp(min=1)
+    total = build_objective(name).total(Scored.of(logits, labels), original)
+    total.backward()
+    assert torch.isfinite(total)
+    assert torch.isfinite(logits.grad).all()
 
 
 def test_the_divergence_vanishes_with_its_gradient_at_the_original():

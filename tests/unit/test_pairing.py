@@ -71,6 +71,20 @@ def test_items_fetched_one_by_one_are_the_batch_fetched_at_once_of_the_sides_ask
     assert one_by_one == collate(pairs.__getitems__(list(range(5))))
 
 
+class WithAlternatives(list):
+    alternatives = tuple(-value for value in FORGET)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_another_answer_stands_in_the_batch_of_its_own_record(at_once):
+    pairs = PairedDataset(RETAIN, WithAlternatives(FORGET), with_alternatives=True)
+    collate = PairCollator(lambda items: {"values": items})
+    rows = list(range(7))
+    batch = collate(pairs.__getitems__(rows) if at_once else [pairs[i] for i in rows])
+    assert set(batch) == {"retain", "forget"}
+    assert batch["forget"]["alternative"]["values"] == [-v for v in batch["forget"]["values"]]
+
+
 @pytest.mark.parametrize(
     ("retain", "forget", "side"), [([], FORGET, "retain"), (RETAIN, [], "forget")]
 )

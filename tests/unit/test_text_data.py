@@ -98,6 +98,24 @@ def test_every_usual_shape_is_understood(record, prompt, answer, tmp_path):
     assert pairs(read_text(saved(tmp_path / "a.jsonl", [record]))) == [(prompt, answer)]
 
 
+def test_another_answer_begins_as_the_records_own_does(tmp_path):
+    records = [r | {"instead": f"Nobody {i}."} for i, r in enumerate(RECORDS)]
+    texts = read_text(saved(tmp_path / "a.jsonl", records))
+    assert pairs(texts.alternatives("instead"))[1] == (
+        "Question: Where, then?\nAnswer:",
+        " Nobody 1.",
+    )
+    assert {answer for _, answer in pairs(texts.alternatives())} == {" I don't know."}
+    said = (
+        read_text(saved(tmp_path / "b.jsonl", [{"messages": DIALOGUE}])).alternatives().records[0]
+    )
+    assert said.messages[-1] == {"role": "assistant", "content": "I don't know."}
+    with pytest.raises(HamuError, match=r"row 0 of .*a.jsonl has no other; another answer needs a"):
+        texts.alternatives("other")
+    with pytest.raises(HamuError, match=r"row 0 of .* has no prompt"):
+        read_text(saved(tmp_path / "c.jsonl", [{"text": "all of it"}])).alternatives()
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
 def test_cells_may_be_long_or_hold_line_breaks_and_a_byte_order_mark_is_of_no_record(
     suffix, tmp_path

@@ -30,7 +30,12 @@ from hamu.evaluation.answers import (
     truth_ratio_scores,
     truth_ratios,
 )
-from hamu.evaluation.membership import membership_scores, min_k_scores
+from hamu.evaluation.membership import (
+    gradient_scores,
+    membership_scores,
+    min_k_scores,
+    reference_scores,
+)
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.tables import membership_line
 from hamu.unlearning.jobs.tasks import scored_texts
@@ -38,7 +43,7 @@ from hamu.unlearning.jobs.tasks import scored_texts
 NAMES = ["Ada", "Bruno", "Cecilia Ann", "Dmitri", "Edda of the long name"]
 NAMES += ["Farouk", "Greta", "Hugo"]
 TOWNS = ["Tessaly Bridge", "Port Asker", "Orla", "Calloway Reach by the sea", "Ness"]
-ATTACKS = ("loss", "zlib", "min_k", "min_k_plus_plus")
+ATTACKS = ("loss", "zlib", "min_k", "min_k_40", "min_k_plus_plus", "min_k_plus_plus_40")
 CLOSE = {"rel": 1e-6, "abs": 1e-6}
 
 
@@ -154,19 +159,24 @@ def slow_answer(model, tokenizer, record, most):
     return tokenizer.decode(ids[start:], skip_special_tokens=True).strip()
 
 
-def slow_scores(model, tokenizer, record, k):
+def slow_scores(model, tokenizer, record):
     log_p, normalized = slow_log_p(model, tokenizer, record), []
     for token, logits in token_logits(model, tokenizer, record):
         p = (logits - torch.logsumexp(logits, 0)).exp().tolist()
         centre = sum(q * math.log(q) for q in p)
         variance = sum(q * (math.log(q) - centre) ** 2 for q in p)
         normalized.append((math.log(p[token]) - centre) / math.sqrt(variance))
-    few = max(1, int(len(log_p) * k))
+
+    def lowest(values, k):
+        return mean(sorted(values)[: max(1, int(len(values) * k))])
+
     return {
         "loss": mean(log_p),
         "zlib": mean(log_p) / len(zlib.compress(record.answer.strip().encode())),
-        "min_k": mean(sorted(log_p)[:few]),
-        "min_k_plus_plus": mean(sorted(normalized)[:few]),
+        "min_k": lowest(log_p, 0.2),
+        "min_k_40": lowest(log_p, 0.4),
+        "min_k_plus_plus": lowest(normalized, 0.2),
+        "min_k_plus_plus_40": lowest(normalized, 0.4),
     }
 
 
@@ -280,14 +290,56 @@ def test_rouge_stems_words_reads_other_scripts_and_a_reference_without_a_word():
 # membership
 
 
-@pytest.mark.parametrize("k", [0.2, 0.01])
-def test_membership_scores_match_a_loop(model, tokenizer, k):
+def test_membership_scores_match_a_loop(model, tokenizer):
     predictions = predicted(model, tokenizer, FORGET)
-    found = membership_scores(predictions, scored_texts(FORGET, "answer"), k)
-    assert torch.equal(min_k_scores(predictions, k), found["min_k"])
+    found = membership_scores(predictions, scored_texts(FORGET, "answer"))
+    assert list(found) == [*ATTACKS]
+    assert torch.equal(min_k_scores(predictions), found["min_k"])
     for place, record in enumerate(FORGET.records):
-        slow = slow_scores(model, tokenizer, record, k)
+        slow = slow_scores(model, tokenizer, record)
         assert {name: s[place].item() for name, s in found.items()} == pytest.approx(slow, **CLOSE)
+
+
+def test_of_a_text_of_one_token_every_share_is_that_token():
+    found = membership_scores(of_losses([[2.0]], expected=-1.0, spread=0.5), ["a"])
+    assert [found[n].item() for n in ("loss", "min_k", "min_k_40")] == [-2.0] * 3
+    assert found["min_k_plus_plus"].item() == found["min_k_plus_plus_40"].item() == -2.0
+
+
+def slow_gradient_score(model, tokenizer, record):
+    """Mean over tensors of the L2 norm of the gradient of the record's mean -log p, by backward."""
+    model = copy.deepcopy(model).eval()
+    prompt = tokenizer(record.prompt)["input_ids"]
+    answer = [*tokenizer(record.answer)["input_ids"], tokenizer.eos_token_id]
+    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    torch.nn.functional.cross_entropy(logits, torch.tensor(answer)).backward()
+    norms = [p.grad.square().sum().sqrt().item() for p in model.parameters() if p.grad is not None]
+    return -mean(norms)
+
+
+def test_gradient_norms_match_backward_and_leave_the_model_as_it_was(model, tokenizer):
+    data = encode(FORGET, tokenizer)
+    found = gradient_scores(model, data, TextCollator())
+    slow = [slow_gradient_score(model, tokenizer, r) for r in FORGET.records]
+    assert found.tolist() == pytest.approx(slow, rel=1e-5)
+    assert model.training
+    assert all(p.grad is None or not p.grad.isnan().any() for p in model.parameters())
+    frozen = copy.deepcopy(model)
+    for name, parameter in frozen.named_parameters():
+        parameter.requires_grad_("norm" in name)
+    alone = gradient_scores(frozen, data, TextCollator())
+    assert (alone != found).all(), "frozen tensors do not count"
+
+
+def test_the_reference_attack_takes_the_difference_of_losses():
+    ours, theirs = of_losses([[1.0, 2.0], [4.0]]), of_losses([[2.0, 5.0], [3.0]])
+    assert reference_scores(ours, theirs).tolist() == [2.0, -1.0]
+    same = {"retain": ours, "forget": ours, "test": theirs}
+    report = text_report(same, texts={name: ["a", "b"] for name in same}, reference=same)
+    assert report["metrics"]["mia_reference"] == 0.5, "equal losses everywhere"
+    broken = same | {"forget": of_losses([[math.inf], [1.0]])}
+    found = text_report(broken, texts={name: ["a", "b"] for name in same}, reference=same)
+    assert found["metrics"]["mia_reference"] is None
 
 
 class Plain(torch.nn.Module):
@@ -346,8 +398,8 @@ def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     assert text_membership(broken, some, ["a"], ["a"]) is None
     members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
     found = text_membership(members, others, ["a"] * 2, ["a"] * 2)
-    assert found == {"loss": 0.75, "zlib": 0.75, "min_k": 0.75, "min_k_plus_plus": None}
-    line = "loss 0.750, zlib 0.750, min k 0.750, min k plus plus not measured"
+    assert found == {name: None if "plus" in name else 0.75 for name in ATTACKS}
+    line = "loss 0.750, zlib 0.750, min k 0.750, min k 40 0.750, min k plus plus not measured"
     assert membership_line({"membership_inference": found}).count(line) == 1
     theirs = {"membership_inference": {"loss": 0.5125, "zlib": None}}
     report = {"membership_inference": {"loss": 0.75, "zlib": 0.7}, "retain_model": theirs}
@@ -378,6 +430,15 @@ def test_the_report_matches_a_loop(model, tokenizer):
     is_member = [1] * len(FORGET) + [0] * len(sets["test"])
     slow = {n: roc_auc_score(is_member, torch.cat([s[n] for s in scores])) for n in ATTACKS}
     assert report["membership_inference"] == pytest.approx(slow)
+    metrics = {"extraction_strength": [], "exact_memorization": []}
+    for record in FORGET.records:
+        rows = token_logits(model, tokenizer, record)
+        right = [int(row.argmax()) == token for token, row in rows]
+        k = next((n for n in range(len(right)) if all(right[n:])), len(right))
+        metrics["extraction_strength"].append(1 - k / len(right))
+        metrics["exact_memorization"].append(mean(right))
+    slow = {name: mean(values) for name, values in metrics.items()}
+    assert report["metrics"] == pytest.approx(slow)
     del predictions["test"]
     assert text_report(predictions, texts=spoken)["membership_inference"] is None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Scored:
         record: [N], the batch row of each.
         records: the number of batch rows.
         limits: [records, 2], limits of each record's loss, for the objective "bounded".
+        alternative: predictions for another answer to each record's prompt, and the original's
+            logits there, for objectives that compare both answers.
     """
 
     logits: Tensor
@@ -39,6 +41,7 @@ class Scored:
     record: Tensor
     records: int
     limits: Tensor | None = None
+    alternative: tuple[Scored, Tensor | None] | None = None
 
     @classmethod
     def of(cls, logits: Tensor, labels: Tensor, limits: Tensor | None = None) -> Scored:
@@ -82,6 +85,7 @@ class Objective(ABC):
     name: ClassVar[str]
     needs_original: ClassVar[bool] = False  # compares with the original model
     per_record: ClassVar[bool] = False  # sums over records instead of predictions
+    answers: ClassVar[Literal["own", "alternative", "both"]] = "own"  # that it scores
 
     @abstractmethod
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
@@ -146,10 +150,7 @@ class NegativePreference(Objective):
     beta: ClassVar[float] = 0.1
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        assert original is not None
-        before = _log_likelihood(original, scored.labels)
-        ratio = before - _log_likelihood(scored.logits, scored.labels)
-        return 2.0 / self.beta * F.logsigmoid(self.beta * scored.per_record(ratio)).sum()
+        return 2.0 / self.beta * F.logsigmoid(-self.beta * _log_ratio(scored, original)).sum()
 
 
 class SimpleNegativePreference(Objective):
@@ -168,6 +169,108 @@ class SimpleNegativePreference(Objective):
         tokens = scored.per_record(torch.ones_like(likelihood)).clamp(min=1)
         mean = scored.per_record(likelihood) / tokens
         return 2.0 / self.beta * F.logsigmoid(-self.beta * mean - self.gamma).sum()
+
+
+class DirectPreference(Objective):
+    """(2/β)·log σ(β·log(π'/π'_original) - β·log(π/π_original)), to be raised: DPO's loss negated.
+
+    π' is the probability of the alternative answer, preferred to the record's own (Rafailov et al.
+    2023); β = 0.1, the factor 2 as in NPO.
+    """
+
+    name = "dpo"
+    needs_original = True
+    per_record = True
+    answers = "both"
+    beta: ClassVar[float] = 0.1
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        assert scored.alternative is not None
+        preference = _log_ratio(*scored.alternative) - _log_ratio(scored, original)
+        return 2.0 / self.beta * F.logsigmoid(self.beta * preference).sum()
+
+
+class Refusal(Objective):
+    """log p of the alternative answer, to be raised: IDK (Maini et al. 2024)."""
+
+    name = "idk"
+    answers = "alternative"
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        return _log_likelihood(scored.logits, scored.labels).sum()
+
+
+class WeightedAscent(Objective):
+    """-p^α/α, α = 1, to be raised (Wang et al. 2025b).
+
+    Its gradient is that of WGA's loss p^α·log p, negated, with the weight p^α held constant.
+    """
+
+    name = "wga"
+    alpha: ClassVar[float] = 1.0
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        likelihood = _log_likelihood(scored.logits, scored.labels)
+        return -(self.alpha * likelihood).exp().sum() / self.alpha
+
+
+class SaturationImportance(Objective):
+    """-p^β/β + p^(β+1)/(β+1), β = 5, to be raised (Yang et al. 2025).
+
+    Its gradient is that of SatImp's loss p^β·(1 - p)·log p, negated, with the weights constant.
+    """
+
+    name = "satimp"
+    beta: ClassVar[float] = 5.0
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        likelihood, beta = _log_likelihood(scored.logits, scored.labels), self.beta
+        terms = ((beta + 1) * likelihood).exp() / (beta + 1) - (beta * likelihood).exp() / beta
+        return terms.sum()
+
+
+class SelfDistillation(Objective):
+    """-CE(q, p), to be raised: UNDIAL's loss negated (Dong et al. 2025).
+
+    q is the original's distribution with the label's logit lowered by β = 10.
+    """
+
+    name = "undial"
+    needs_original = True
+    beta: ClassVar[float] = 10.0
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        assert original is not None
+        labels = scored.labels[:, None]
+        lowered = original.gather(1, labels) - self.beta
+        return -_cross_entropy_of(original.scatter(1, labels, lowered), scored.logits)
+
+
+class CrossEntropyUnlearning(Objective):
+    """log(1 - p), to be raised (Yang 2025).
+
+    Its gradient is that of CE-U's loss, negated: the cross-entropy to the model's own distribution
+    without the label, held constant.
+    """
+
+    name = "ce-u"
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        logits = _wide(scored.logits)
+        others = logits.scatter(1, scored.labels[:, None], -math.inf)
+        return (others.logsumexp(1) - logits.logsumexp(1)).sum()
+
+
+class LogitMargin(Objective):
+    """-(max z - mean z)² of the logits z, to be raised: PDU's flattening loss negated (Entesari et
+    al. 2025).
+    """
+
+    name = "logit_margin"
+
+    def total(self, scored: Scored, original: Tensor | None) -> Tensor:
+        logits = _wide(scored.logits)
+        return -(logits.amax(1) - logits.mean(1)).square().sum()
 
 
 class Bounded(Objective):
@@ -214,8 +317,11 @@ def _record_log_odds(scored: Scored) -> Tensor:
 
 _OURS: tuple[type[Objective], ...] = (
     *(CrossEntropy, KLToOriginal, ScrubRetain),
-    *(NegativePreference, SimpleNegativePreference, Bounded),
+    *(NegativePreference, SimpleNegativePreference, DirectPreference, Refusal),
+    *(WeightedAscent, SaturationImportance, SelfDistillation, CrossEntropyUnlearning),
+    *(LogitMargin, Bounded),
 )
+OBJECTIVES = tuple(cls.name for cls in _OURS)
 
 
 def build_objective(name: str) -> Objective:
@@ -231,6 +337,13 @@ def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
+def _cross_entropy_of(target: Tensor, logits: Tensor) -> Tensor:
+    """Sum of -q·log p, q the softmax of the logits `target`; 0 log 0 is 0."""
+    share = _wide(target).softmax(-1)
+    terms = share * _wide(logits).log_softmax(-1)
+    return -terms.masked_fill(share == 0, 0.0).sum()
+
+
 def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
     assert original is not None
     target = _wide(original).log_softmax(-1)
@@ -241,3 +354,10 @@ def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
 def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     """Log p_y of each prediction, [N]."""
     return -F.cross_entropy(_wide(logits), labels, reduction="none")
+
+
+def _log_ratio(scored: Scored, original: Tensor | None) -> Tensor:
+    """log(π/π_original) of each record's whole answer, [records]."""
+    assert original is not None
+    now = _log_likelihood(scored.logits, scored.labels)
+    return scored.per_record(now - _log_likelihood(original, scored.labels))

@@ -31,6 +31,7 @@ Records = TypeVar("Records", ImageData, TextRecords, TextData)
 _Read = TypeVar("_Read", ImageData, TextRecords)  # before they are tokenized
 Shuffle = Literal["epoch", "once"]
 WEIGHT = "weight"  # of a batch of pairs, 1 if it is not there
+ALTERNATIVE = "alternative"  # in a batch of forget records: the same with their other answers
 POSITIONS = "positions"  # of a batch's forget records in their data set, where limits need them
 
 
@@ -253,6 +254,8 @@ class PairedDataset(Dataset[dict[str, Any]]):
         shuffle: "epoch" for a new order each epoch, "once" for the orders of the rounds that begin
             in the first epoch (the paper).
         with_positions: True if batches name their forget records by position, each once.
+        with_alternatives: True if batches have the other answers to their forget records too, from
+            the data set `forget.alternatives`.
 
     Attributes:
         focus: (start, positions), at most two: from this place of the run on, counted in pairs, the
@@ -271,12 +274,14 @@ class PairedDataset(Dataset[dict[str, Any]]):
         seed: int = 42,
         shuffle: Shuffle = "epoch",
         with_positions: bool = False,
+        with_alternatives: bool = False,
     ) -> None:
         self._data: dict[str, Any] = {"retain": retain, "forget": forget}
         for side, data in self._data.items():
             if len(data) == 0:
                 raise HamuError(f"the {side} set is empty; give at least one record to {side}")
         self._sides, self._with_positions = tuple(sides), with_positions
+        self._alternatives: Any = self._data["forget"].alternatives if with_alternatives else None
         self._seed, self._shuffle, self._epoch = seed, shuffle, 0
         self.focus: list[tuple[int, list[int]]] = []
 
@@ -296,7 +301,10 @@ class PairedDataset(Dataset[dict[str, Any]]):
         self._epoch = epoch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {side: self._data[side][self._position(side, index)] for side in self._sides}
+        items = {side: self._data[side][self._position(side, index)] for side in self._sides}
+        if "forget" in items and self._alternatives is not None:
+            items[ALTERNATIVE] = self._alternatives[self._position("forget", index)]
+        return items
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         """A batch: for each side a list of items, or the result of its own `__getitems__`.
@@ -310,8 +318,9 @@ class PairedDataset(Dataset[dict[str, Any]]):
             if side == "forget" and self._with_positions:
                 positions = list(dict.fromkeys(positions))
                 batch[POSITIONS] = torch.tensor(positions)
-            fetch = getattr(data, "__getitems__", None)
-            batch[side] = fetch(positions) if fetch else [data[i] for i in positions]
+            batch[side] = _fetched(data, positions)
+            if side == "forget" and self._alternatives is not None:
+                batch[ALTERNATIVE] = _fetched(self._alternatives, positions)
         return batch
 
     def _position(self, side: str, index: int) -> int:
@@ -325,6 +334,11 @@ class PairedDataset(Dataset[dict[str, Any]]):
         seed = (self._seed * 1_000_003 + turn) * 2 + SIDES.index(side)
         found = int(_order(seed, length)[place])
         return focus[found] if focus else found
+
+
+def _fetched(data: Any, positions: list[int]) -> Any:
+    fetch = getattr(data, "__getitems__", None)
+    return fetch(positions) if fetch else [data[i] for i in positions]
 
 
 @lru_cache(maxsize=8)  # of two sides; a batch may reach from one round into the next
@@ -342,7 +356,10 @@ class PairCollator:
         """Return the batch of each side."""
         if not isinstance(batch, Mapping):  # a loader that fetches item by item
             batch = {side: [item[side] for item in batch] for side in batch[0]}
-        return {
+        found: dict[str, Any] = {
             side: items if isinstance(items, Mapping | float | Tensor) else self._collate(items)
             for side, items in batch.items()
         }
+        if ALTERNATIVE in found:
+            found["forget"] = {**found["forget"], ALTERNATIVE: found.pop(ALTERNATIVE)}
+        return found

@@ -85,6 +85,12 @@ class ImageData(Dataset[dict[str, Tensor]]):
         chosen = {name: getattr(self, name)[index] for name in ("pixels", "labels", "rows")}
         return replace(self, **chosen)
 
+    def joined(self, other: ImageData) -> ImageData:
+        """Return these images and then those of a second data set of the same form."""
+        columns = ("pixels", "labels", "rows")
+        both: Any = {n: torch.cat([getattr(self, n), getattr(other, n)]) for n in columns}
+        return replace(self, **both)
+
     def matched(self, other: ImageData) -> ImageData:
         """Return a second data set in the form of this one: RGB if this is, its label numbers.
 

@@ -27,6 +27,7 @@ from hamu.files import MINIATURE, files_of, is_of_hub, load_from_hub, parquet_ta
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+REFUSAL = "I don't know."
 QUESTION_TEMPLATE, _BARE = "Question: {question}\nAnswer:", "{question}"
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 _MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
@@ -63,6 +64,13 @@ class TextRecord:
     fields: Mapping[str, Any]
     messages: tuple[Mapping[str, str], ...] = ()
     answer_prefix: str = ""
+
+    def answering(self, answer: str) -> TextRecord:
+        """Return the same prompt with another answer, which begins as the record's own does."""
+        said = self.answer.removeprefix(self.answer_prefix)
+        lead = self.answer_prefix + said[: len(said) - len(said.lstrip())]
+        last = [{**message, "content": answer} for message in self.messages[-1:]]
+        return replace(self, answer=lead + answer, messages=(*self.messages[:-1], *last))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +121,27 @@ class TextRecords:
                 raise HamuError(
                     f"row {row} of {self.source} has no {column}; expected a text, or several"
                 )
-            said = record.answer.removeprefix(record.answer_prefix)
-            lead = record.answer_prefix + said[: len(said) - len(said.lstrip())]
-            for answer in answers:
-                last = [{**message, "content": answer} for message in record.messages[-1:]]
-                messages = (*record.messages[:-1], *last)
-                found.append(replace(record, answer=lead + answer, messages=messages))
-                rows.append(row)
+            found += [record.answering(answer) for answer in answers]
+            rows += [row] * len(answers)
         return TextRecords(tuple(found), self.source, torch.tensor(rows))
+
+    def alternatives(self, column: str | None = None) -> TextRecords:
+        """Return the same prompts with one other answer each: of a column, or "I don't know."
+
+        Raises:
+            HamuError: if a record has no prompt, or no single text in this column.
+        """
+        found = []
+        for row, record in zip(self.rows.tolist(), self.records, strict=True):
+            answer = REFUSAL if column is None else record.fields.get(column)
+            if not record.prompt.strip() or not _is_text(answer):
+                lack = column if record.prompt.strip() else "prompt"
+                raise HamuError(
+                    f"row {row} of {self.source} has no {lack}; another answer needs a prompt, and "
+                    f"a text in --alternative_column if that is given"
+                )
+            found.append(record.answering(str(answer)))
+        return replace(self, records=tuple(found))
 
 
 def read_text(
@@ -319,12 +340,14 @@ class TextData(Dataset[dict[str, Tensor]]):
         tokens: for each record its token ids, prompt first, int32.
         scored_from: for each record the place of the first token that counts for the loss.
         truncated: the number of records that were cut to the maximal length.
+        alternatives: the same records with their other answers, where an objective needs them.
     """
 
     texts: TextRecords
     tokens: tuple[Tensor, ...]
     scored_from: tuple[int, ...]
     truncated: int = 0
+    alternatives: TextData | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -350,7 +373,9 @@ class TextData(Dataset[dict[str, Tensor]]):
         index = torch.as_tensor(positions, dtype=torch.long).tolist()
         tokens = tuple(self.tokens[i] for i in index)
         starts = tuple(self.scored_from[i] for i in index)
-        return replace(self, texts=self.texts.select(index), tokens=tokens, scored_from=starts)
+        others = None if self.alternatives is None else self.alternatives.select(index)
+        parts: dict[str, Any] = {"tokens": tokens, "scored_from": starts, "alternatives": others}
+        return replace(self, texts=self.texts.select(index), **parts)
 
 
 def encode(

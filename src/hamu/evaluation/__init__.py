@@ -16,11 +16,28 @@ from hamu.evaluation.attack_results import (
 )
 from hamu.evaluation.attacks import AttackData, attack
 from hamu.evaluation.gains import Gains, hypervolume, pareto_optimal
-from hamu.evaluation.membership import membership_inference, privleak, text_membership
+from hamu.evaluation.membership import (
+    gradient_scores,
+    membership_inference,
+    privleak,
+    rmia_scores,
+    text_membership,
+    ulira_scores,
+)
+from hamu.evaluation.memorization import (
+    exact_memorization,
+    extraction_strength,
+    gibberish,
+    knowmem,
+    verbmem,
+)
+from hamu.evaluation.open_unlearning import open_unlearning
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
 from hamu.evaluation.reports import Metric, build_metrics, classifier_report, text_report
 
 __all__ = ["AttackData", "AttackResult", "AttackSettings", "attack", "lasts", "robustness"]
+__all__ += ["exact_memorization", "extraction_strength", "gibberish", "gradient_scores", "knowmem"]
+__all__ += ["open_unlearning", "rmia_scores", "ulira_scores", "verbmem"]
 __all__ += ["Gains", "Metric", "Predictions", "TofuSets", "TokenPredictions", "build_metrics"]
 __all__ += ["classifier_report", "forget_quality", "generate_answers", "hypervolume"]
 __all__ += ["membership_inference", "pareto_optimal", "predict", "predict_tokens", "privleak"]

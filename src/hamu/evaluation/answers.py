@@ -128,20 +128,30 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
     split by Unicode words, and scripts without spaces into characters. For a reference without a
     word it is 1 if the answer is equal, else 0.
     """
+    return _rouge_l(answers, references, "recall")
+
+
+def rouge_l_f1(answers: Sequence[str], references: Sequence[str]) -> Tensor:
+    """ROUGE-L F1 of each answer, [N] float64, as in MUSE; words as in `rouge_l_recall`."""
+    return _rouge_l(answers, references, "fmeasure")
+
+
+def _rouge_l(answers: Sequence[str], references: Sequence[str], figure: str) -> Tensor:
     from rouge_score.rouge_scorer import RougeScorer
 
     latin = RougeScorer(["rougeL"], use_stemmer=True)
     other = RougeScorer(["rougeL"], tokenizer=_UnicodeWords())
 
-    def recall(answer: str, reference: str) -> float:
+    def scored(answer: str, reference: str) -> float:
         signs = [sign for sign in reference if sign.isalnum()]
         if not signs:
             return float(answer == reference)
         is_latin = 2 * sum(sign.isascii() for sign in signs) >= len(signs)
-        return float((latin if is_latin else other).score(reference, answer)["rougeL"].recall)
+        found = (latin if is_latin else other).score(reference, answer)["rougeL"]
+        return float(getattr(found, figure))
 
     pairs = zip(answers, references, strict=True)
-    found = [recall(answer.strip(), reference.strip()) for answer, reference in pairs]
+    found = [scored(answer.strip(), reference.strip()) for answer, reference in pairs]
     return torch.tensor(found, dtype=torch.float64)
 
 

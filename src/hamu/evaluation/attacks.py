@@ -21,7 +21,8 @@ from hamu.errors import HamuError
 from hamu.evaluation import attack_results as known
 from hamu.evaluation.answers import generate_answers, rouge_l_recall
 from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind, Outcome
-from hamu.evaluation.predictions import TokenPredictions, predict, predict_tokens
+from hamu.evaluation.memorization import exact_memorization, extraction_strength
+from hamu.evaluation.predictions import predict, predict_tokens
 
 Figures = dict[str, float]
 Advance = Callable[[int], None]
@@ -272,24 +273,6 @@ def _drawn(records: Any, most: int, seed: int) -> Any:
     """At most this many records of a set, see `draw_positions`."""
     positions = draw_positions(len(records), most, seed)
     return records if positions is None else records.select(positions)
-
-
-def exact_memorization(predictions: TokenPredictions) -> Tensor:
-    """(1/T) Σ_t 1[argmax p(· | x, y_<t) = y_t] of each record (Tirumala et al. 2022), float64.
-
-    As in OpenUnlearning (Dorna et al. 2025); the end-of-sequence token is among the T.
-    """
-    return torch.stack([right.double().mean() for right in predictions.each(predictions.correct)])
-
-
-def extraction_strength(predictions: TokenPredictions) -> Tensor:
-    """1 - k/T of each record, float64: greedy decoding after its first k tokens gives the others.
-
-    k is the smallest such number (Carlini et al. 2021), as in OpenUnlearning (Dorna et al. 2025),
-    whose code gives 1/T where no token fits; here that is 0.
-    """
-    each = predictions.each(predictions.correct)
-    return torch.stack([right.flip(0).double().cumprod(0).sum() / len(right) for right in each])
 
 
 def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Tensor:

@@ -6,6 +6,7 @@ it the forget set still looks trained on, below it forgotten more than unseen da
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.core.forward import evaluating, predict_logits
+from hamu.core.objectives import CrossEntropy, Scored
+from hamu.evaluation.predictions import Collate, Predictions, TokenPredictions
 
-_FOLDS = 5
+FEWEST = 5  # records on each side, and folds
 _SMALLEST_SPREAD = 1e-3  # below it one token has all of the probability, within float32
+FALSE_POSITIVES = 0.01  # rate at which `AttackScores.tpr` counts the true positives
+_GAMMA = 2.0  # RMIA's threshold of the likelihood ratio
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,26 @@ class AttackScores:
 
         return float(roc_auc_score(*self.ranked))
 
-    def roc(self) -> tuple[NDArray[Any], NDArray[Any]]:
+    @property
+    def tpr(self) -> float:
+        """Largest share of members above a threshold that at most 1% of the nonmembers exceed.
+
+        TPR at 1% FPR (Carlini et al. 2022); with fewer than 100 nonmembers, at no false positive.
+        """
+        nonmembers, members = self.roc(all_of_it=True)
+        return float(members[nonmembers <= FALSE_POSITIVES].max())
+
+    def roc(self, *, all_of_it: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
         """ROC curve: shares of nonmembers and of members above each threshold, from 0 to 1."""
         from sklearn.metrics import roc_curve
 
-        nonmembers, members, _ = roc_curve(*self.ranked)
+        nonmembers, members, _ = roc_curve(*self.ranked, drop_intermediate=not all_of_it)
         return nonmembers, members
+
+    def figures(self, name: str) -> dict[str, float | None]:
+        """AUC and TPR of an attack of this name; None where a score is not finite."""
+        found = (self.auc, self.tpr) if self.is_usable else (None, None)
+        return dict(zip((f"{name}_auc", f"{name}_tpr_at_1_fpr"), found, strict=True))
 
 
 def membership_inference(
@@ -84,7 +104,7 @@ def membership_inference(
     scores = loss_attack(forget, test, seed)
     if scores is None:
         return None
-    folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
+    folds = StratifiedKFold(FEWEST, shuffle=True, random_state=seed)
     # balanced: an uneven ratio in a fold must neither help nor hurt the regression
     attack = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced"))
     is_member, both = scores.ranked
@@ -95,16 +115,22 @@ def membership_inference(
 
 def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
     """Scores behind the AUC of `membership_inference`: log p of the right class; None as there."""
+    # no probabilities: those of losses beyond 745 are all 0, and would tie
+    first, second = matched_by_class(forget.labels, test.labels, seed)
+    found = AttackScores(-forget.losses[first], -test.losses[second])
+    return found if len(first) >= FEWEST and found.is_usable else None
+
+
+def matched_by_class(forget: Tensor, test: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw positions in both sets by their labels, as many of each class on both sides."""
     generator = torch.Generator().manual_seed(seed)
-    members, nonmembers = [], []
-    for label in torch.unique(forget.labels).tolist():
-        # no probabilities: those of losses beyond 745 are all 0, and would tie
-        first, second = (-one.losses[one.labels == label] for one in (forget, test))
-        count = min(len(first), len(second))
-        members.append(first[torch.randperm(len(first), generator=generator)[:count]])
-        nonmembers.append(second[torch.randperm(len(second), generator=generator)[:count]])
-    found = AttackScores(torch.cat(members), torch.cat(nonmembers))
-    return found if len(found.members) >= _FOLDS and found.is_usable else None
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for label in torch.unique(forget).tolist():
+        both = [(labels == label).nonzero().flatten() for labels in (forget, test)]
+        count = min(map(len, both))
+        for drawn, places in zip(found, both, strict=True):
+            drawn.append(places[torch.randperm(len(places), generator=generator)[:count]])
+    return torch.cat(found[0]), torch.cat(found[1])
 
 
 def auc_of(report: Mapping[str, Any]) -> float | None:
@@ -114,38 +140,78 @@ def auc_of(report: Mapping[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
+def muse_auc(report: Mapping[str, Any]) -> float | None:
+    """AUC behind MUSE's PrivLeak, of Min-K% at 40%."""
+    found: float | None = (report["membership_inference"] or {}).get("min_k_40")
+    return found
+
+
 def text_membership(
     forget: TokenPredictions,
     holdout: TokenPredictions,
     forget_texts: Sequence[str],
     holdout_texts: Sequence[str],
-    k: float = 0.2,
 ) -> dict[str, float | None] | None:
     """AUC of each attack of `membership_scores`; forget records are the members.
 
     The holdout set was never trained on; the texts are those that are scored, for zlib. None for an
     attack with a score that is not finite, and for all if none has a figure.
     """
-    members = membership_scores(forget, forget_texts, k)
-    nonmembers = membership_scores(holdout, holdout_texts, k)
-    scores = {name: AttackScores(members[name], nonmembers[name]) for name in members}
-    found = {name: one.auc if one.is_usable else None for name, one in scores.items()}
+    members = membership_scores(forget, forget_texts)
+    nonmembers = membership_scores(holdout, holdout_texts)
+    found = {name: auc_or_none(members[name], nonmembers[name]) for name in members}
     return None if set(found.values()) == {None} else found
 
 
-def membership_scores(
-    predictions: TokenPredictions, texts: Sequence[str], k: float = 0.2
-) -> dict[str, Tensor]:
-    """Four scores of each record, [records] float64, by the formulas of docs/metrics.md."""
+def auc_or_none(members: Tensor, nonmembers: Tensor) -> float | None:
+    """AUC of scores, [N] and [M]; None without any, or where one is not finite."""
+    scores = AttackScores(members, nonmembers)
+    return scores.auc if scores.is_usable else None
+
+
+def membership_scores(predictions: TokenPredictions, texts: Sequence[str]) -> dict[str, Tensor]:
+    """Scores of each record, [records] float64, by the formulas of docs/metrics.md."""
     sizes = torch.tensor([len(zlib.compress(text.encode())) for text in texts])
     spread = predictions.spread.clamp(min=_SMALLEST_SPREAD)
     normalized = (-predictions.losses - predictions.expected) / spread
     return {
         "loss": -predictions.record_losses,
         "zlib": -predictions.record_losses / sizes,
-        "min_k": min_k_scores(predictions, k),
-        "min_k_plus_plus": _mean_of_lowest(predictions, normalized, k),
+        "min_k": min_k_scores(predictions),
+        "min_k_40": min_k_scores(predictions, 0.4),
+        "min_k_plus_plus": _mean_of_lowest(predictions, normalized, 0.2),
+        "min_k_plus_plus_40": _mean_of_lowest(predictions, normalized, 0.4),
     }
+
+
+def reference_scores(predictions: TokenPredictions, reference: TokenPredictions) -> Tensor:
+    """NLL under a reference model less that under ours, [records] (Carlini et al. 2021)."""
+    return reference.record_losses - predictions.record_losses
+
+
+def gradient_scores(model: nn.Module, data: Dataset[Any], collate: Collate) -> Tensor:
+    """-mean over parameter tensors of ‖∇ NLL‖₂ for each record, [records] float64.
+
+    The gradient norm attack (Wang et al. 2024) as OpenUnlearning averages it (Dorna et al. 2025),
+    over the trainable tensors: of a model with an adapter, the adapter's.
+
+    Args:
+        model: a language model with a trainable tensor; it stays as it was.
+        data: items with input_ids and labels, e.g. `TextData`; a pass takes one.
+        collate: makes a batch of a list of items.
+    """
+    device = next(model.parameters()).device
+    trained = [p for p in model.parameters() if p.requires_grad]
+    scores = []
+    with evaluating(model):
+        for row in range(len(data)):  # type: ignore[arg-type]
+            batch = {key: value.to(device) for key, value in collate([data[row]]).items()}
+            scored = Scored.of(predict_logits(model, batch), batch["labels"])
+            loss = CrossEntropy().total(scored, None) / len(scored.labels)
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+            norms = [g.double().norm().cpu() for g in gradients if g is not None]
+            scores.append(-torch.stack(norms).mean())
+    return torch.stack(scores)
 
 
 def min_k_scores(predictions: TokenPredictions, k: float = 0.2) -> Tensor:
@@ -162,6 +228,96 @@ def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> 
 def privleak(auc: float, retain_auc: float) -> float:
     """(auc - retain_auc) / retain_auc, after PrivLeak of MUSE (Shi et al. 2024); 0 is ideal.
 
-    MUSE counts the holdout set as the members: `privleak(1 - auc, 1 - retain_auc)` is their figure.
+    MUSE counts the holdout set as the members: `privleak(1 - auc, 1 - retain_auc)` of Min-K% at 40%
+    is their figure, which their tables multiply by 100.
     """
     return (auc - retain_auc) / retain_auc
+
+
+@dataclass(frozen=True)
+class ShadowPredictions:
+    """Predictions of S shadow models for N records, each of which trained about half of them on."""
+
+    trained: Tensor  # [S, N, K] logits float32, after training
+    unlearned: Tensor | None  # the same, after each has unlearned its records; None if not needed
+    holds: Tensor  # [S, N] bool, True where a model was trained on the record
+
+
+def rmia_scores(log_p: Tensor, shadow_log_p: Tensor, population: Tensor) -> Tensor:
+    """RMIA: share of the population that each record beats twofold (Zarifzadeh et al. 2024).
+
+    The mean over z of 1[Pr(x|θ)/Pr(x) ≥ 2·Pr(z|θ)/Pr(z)], Pr(x) the mean over shadow models, half
+    of which were trained on x: the online attack, with γ = 2.
+
+    Args:
+        log_p: log p of the right class under the attacked model, [N].
+        shadow_log_p: the same under each shadow model, [S, N].
+        population: positions of the records z, which the attacked model was not trained on, [Z].
+
+    Returns:
+        Scores, [N] float64, in 0..1, NaN without a loss; higher for a record that looks trained on.
+    """
+    prior = shadow_log_p.double().logsumexp(0) - math.log(len(shadow_log_p))
+    ratios = log_p.double() - prior
+    others = ratios[population].sort().values
+    beaten = torch.searchsorted(others, ratios - math.log(_GAMMA), right=True)
+    return (beaten.double() / len(others)).masked_fill(ratios.isnan(), torch.nan)
+
+
+def confidences(logits: Tensor, labels: Tensor) -> Tensor:
+    """Log odds of the right class, log p - log(1 - p), [..., N] float64, of logits [..., N, K]."""
+    logits, places = logits.double(), labels.expand(logits.shape[:-1])[..., None]
+    others = logits.scatter(-1, places, -torch.inf).logsumexp(-1)
+    return logits.gather(-1, places)[..., 0] - others
+
+
+def ulira_scores(confidence: Tensor, shadow_confidence: Tensor, holds: Tensor) -> Tensor:
+    """U-LiRA: log N(c; μ_in, σ_in) - log N(c; μ_out, σ_out) of each record (Hayes et al. 2024).
+
+    "In" are the shadow models that were trained on the record and unlearned it, "out" the others.
+    Both variances are shared by all records, as Carlini et al. 2022 advise for few models.
+
+    Args:
+        confidence: `confidences` under the attacked model, [N].
+        shadow_confidence: the same under each unlearned shadow model, [S, N].
+        holds: True where a shadow model was trained on the record, [S, N]; two of each per record.
+
+    Returns:
+        Scores, [N] float64, higher for a record that looks trained on and unlearned.
+    """
+
+    def log_density(chosen: Tensor) -> Tensor:
+        count = chosen.sum(0)
+        mean = (shadow_confidence * chosen).sum(0) / count
+        squares = ((shadow_confidence - mean).square() * chosen).sum()
+        variance = (squares / (count - 1).sum()).clamp(min=_SMALLEST_SPREAD**2)
+        return -(variance.log() + (confidence - mean).square() / variance) / 2
+
+    return log_density(holds) - log_density(~holds)
+
+
+def shadow_figures(
+    forget: Predictions, test: Predictions, shadows: ShadowPredictions, seed: int = 42
+) -> dict[str, float | None]:
+    """AUC and TPR at 1% FPR of RMIA, and of U-LiRA if the shadow models have unlearned.
+
+    Args:
+        forget, test: the attacked model's predictions; members, and data never trained on.
+        shadows: predictions for the drawn test records after all forget records.
+        seed: of the draw, see `matched_by_class`.
+    """
+    first, second = matched_by_class(forget.labels, test.labels, seed)
+    labels = torch.cat([forget.labels, test.labels[second]])
+    logits = torch.cat([forget.logits, test.logits[second]])
+    members, others = first, torch.arange(len(forget.labels), len(labels))
+
+    def figures(name: str, scores: Tensor) -> dict[str, float | None]:
+        return AttackScores(scores[members], scores[others]).figures(name)
+
+    every = [-Predictions(one, labels).losses for one in (logits, *shadows.trained)]
+    found = figures("rmia", rmia_scores(every[0], torch.stack(every[1:]), others))
+    if shadows.unlearned is not None:
+        sure = confidences(shadows.unlearned, labels)
+        scores = ulira_scores(confidences(logits, labels), sure, shadows.holds)
+        found |= figures("ulira", scores)
+    return found

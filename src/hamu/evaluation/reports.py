@@ -6,6 +6,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import prod
+from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +17,14 @@ from torch import Tensor, nn
 
 from hamu.core.plugins import made, plugins
 from hamu.errors import HamuError
-from hamu.evaluation.membership import membership_inference, text_membership
+from hamu.evaluation.membership import (
+    auc_or_none,
+    loss_attack,
+    membership_inference,
+    reference_scores,
+    text_membership,
+)
+from hamu.evaluation.memorization import exact_memorization, extraction_strength
 from hamu.evaluation.predictions import Predictions, TokenPredictions, probabilities
 
 BySet = Mapping[str, Predictions] | Mapping[str, TokenPredictions]
@@ -63,24 +72,47 @@ def classifier_report(
                 for key, chosen in places.items()
             }
     report["membership_inference"] = inference = _inference(predictions, seed)
+    scores = "test" in predictions and loss_attack(predictions["forget"], predictions["test"], seed)
+    report["metrics"] = {"tpr_at_1_fpr": scores.tpr if scores else None}
     if reference is None:
         return report
     found, difference = _inference(reference, seed), None
     if inference is not None and found is not None:
         difference = {key: inference[key] - found[key] for key in ("accuracy", "auc")}
+    report["metrics"] |= _against_retraining(of_sets, difference)
     retain_model = {"membership_inference": found, "membership_inference_difference": difference}
     against = {"against_retain_model": of_sets, "against_retain_model_per_class": of_classes}
     return report | against | {"retain_model": retain_model}
 
 
+def _against_retraining(
+    of_sets: Mapping[str, Mapping[str, float]], inference: Mapping[str, float] | None
+) -> dict[str, float | None]:
+    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024b) to the retain model.
+
+    With the accuracy gaps d of forget, retain and test set (without the class to forget): the
+    product of their 1 - |d|, and the mean of the |d| and of the gap in membership inference.
+    """
+    test = "test_without_class" if "test_without_class" in of_sets else "test"
+    if test not in of_sets:
+        return {"tug_of_war": None, "average_gap": None}
+    gaps = [abs(of_sets[name]["accuracy_difference"]) for name in ("forget", "retain", test)]
+    gap = None if inference is None else fmean([*gaps, abs(inference["accuracy"])])
+    return {"tug_of_war": prod(1 - gap for gap in gaps), "average_gap": gap}
+
+
 def text_report(
-    predictions: Mapping[str, TokenPredictions], *, texts: Mapping[str, Sequence[str]]
+    predictions: Mapping[str, TokenPredictions],
+    *,
+    texts: Mapping[str, Sequence[str]],
+    reference: Mapping[str, TokenPredictions] | None = None,
 ) -> dict[str, Any]:
     """Figures of a language model, by the formulas of docs/metrics.md.
 
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
         texts: by set, the scored text of each record, for the attack zlib.
+        reference: predictions of a retain model for the same sets, for the reference attack.
     """
     report: dict[str, Any] = {}
     for name, one in predictions.items():
@@ -91,6 +123,13 @@ def text_report(
         report["membership_inference"] = text_membership(
             predictions["forget"], predictions["test"], texts["forget"], texts["test"]
         )
+    report["metrics"] = {
+        "extraction_strength": extraction_strength(predictions["forget"]).mean().item(),
+        "exact_memorization": exact_memorization(predictions["forget"]).mean().item(),
+    }
+    if reference is not None and "test" in predictions:
+        both = (reference_scores(predictions[n], reference[n]) for n in ("forget", "test"))
+        report["metrics"]["mia_reference"] = auc_or_none(*both)
     return report
 
 
@@ -221,10 +260,8 @@ def build_metrics() -> dict[str, Metric]:
     return {name: made("metric", cls) for name, cls in classes.items()}
 
 
-def further_figures(
-    predictions: BySet, reference: BySet | None
-) -> dict[str, dict[str, float | None]]:
-    """Figures of these metrics, as `metrics` of a report; None and a warning for one that fails."""
+def further_figures(predictions: BySet, reference: BySet | None) -> dict[str, float | None]:
+    """Figures of these metrics by name; None and a warning for one that fails."""
     try:
         metrics = build_metrics()
     except HamuError as error:  # a run refuses it at its start; reading a finished one may not
@@ -239,4 +276,4 @@ def further_figures(
         except Exception as error:  # its text may quote the data
             kind = type(error).__name__
             _logger.warning("warning: the metric %s is not measured: it ended in %s", name, kind)
-    return {"metrics": found} if found else {}
+    return found

@@ -18,7 +18,7 @@ from rich.table import Table as ScreenTable
 from rich.text import Text
 
 from hamu.evaluation import attack_results as attacks
-from hamu.evaluation.membership import auc_of
+from hamu.evaluation.membership import muse_auc
 from hamu.unlearning.compare.runs import Comparison, Row, differing_environments
 from hamu.unlearning.goals import ALL_DONE
 
@@ -206,9 +206,19 @@ def privleak_line(report: Report) -> str:
     """Line on PrivLeak."""
     if report["privleak"] is not None:
         return f"PrivLeak (0 is ideal): {report['privleak']:+.4f}"
-    if auc_of(report) is None or auc_of(report["retain_model"]) is None:
+    if None in (muse_auc(report), muse_auc(report["retain_model"])):
         return "PrivLeak: not measured (it needs membership inference of both models)"
-    return "PrivLeak: not measured (it divides by 1 - min k of the retain model, which is 0)"
+    return "PrivLeak: not measured (it divides by 1 - min k 40 of the retain model, which is 0)"
+
+
+def metric_lines(report: Report) -> list[str]:
+    """A line for each further figure, with the retain model's."""
+    theirs, lines = report.get("retain_model", {}).get("metrics", {}), []
+    for name, value in report["metrics"].items():
+        other = theirs.get(name)
+        beside = "" if other is None else f" [retain model {number(other)}]"
+        lines.append(f"{name}: {number(value, none='not measured')}{beside}")
+    return lines
 
 
 # Attacks
@@ -264,10 +274,15 @@ def attack_tables(result: attacks.AttackResult) -> list[Table]:
 SETTINGS = (
     Column("method", "method"),
     Column("constraint", "c", "g", "$c$"),
+    Column("forget_weight", "w", "g", "$w$"),
     Column("learning_rate", "lr", "g", r"$\eta$"),
     Column("seed", "seed", "d"),
 )
 RESULTS = (
+    Column("at_gain", "gain there", "+.4g"),
+    Column("at_step", "step there", ".3g"),
+    Column("at_test_accuracy", "test acc there", ".1%"),
+    Column("relearned", "relearned", ".3g"),
     Column("forget_gain", "ΔL_f", "+.4g", r"$\Delta L_f$"),
     Column("retain_gain", "-ΔL_r", "+.4g", r"$-\Delta L_r$"),
     Column("forgotten", "forgotten", "g"),
@@ -325,7 +340,7 @@ def csv_table(rows: Sequence[Row]) -> str:
 
 def markdown_page(comparison: Comparison) -> str:
     """Runs, means and remarks."""
-    parts = [comparison_table(comparison.rows).markdown()]
+    parts = [comparison_table(comparison.shown).markdown()]
     if comparison.means:
         parts.append("Means over seeds ± standard deviation:\n")
         parts.append(comparison_table(comparison.means).markdown())
@@ -335,7 +350,7 @@ def markdown_page(comparison: Comparison) -> str:
 def latex_page(comparison: Comparison) -> str:
     """Runs, means, and remarks as comments; the tables need the package booktabs."""
     lines = ["needs \\usepackage{booktabs}", *remarks(comparison)]
-    parts = [*(f"% {line}" for line in lines), comparison_table(comparison.rows).latex()]
+    parts = [*(f"% {line}" for line in lines), comparison_table(comparison.shown).latex()]
     if comparison.means:
         parts.append("% means over seeds and standard deviations")
         parts.append(comparison_table(comparison.means).latex())
@@ -353,14 +368,23 @@ def remarks(comparison: Comparison) -> list[str]:
     found = ", ".join(f"{name} {one:.4g}" for name, one in volumes)
     origin = f"({reference.forget:g}, {reference.retain:.4g})"
     lines += [CAPTION, f"hypervolume over {origin}: {found}"]
+    if (level := comparison.level) is not None:
+        other = "-ΔL_r" if level.side == "forget" else "ΔL_f"
+        lines.append(
+            f"there: where the {level.side} loss is {level.loss:g}, by interpolation; the gain is "
+            f"{other}. relearned: share of forgotten images recognised, or loss of forgotten "
+            f"texts, after the attack {attacks.RELEARN_RETAIN}"
+        )
+        never = {row["method"] for row in comparison.rows} - comparison.best_settings().keys()
+        lines += [f"never there: {', '.join(sorted(never))}"] * bool(never)
     for row in comparison.rows:
         if row["failed"]:
             lines.append(f"{row['run']} failed: {row['failed']}")
-    for row in comparison.rows:
+    for row in comparison.shown:
         if not row["failed"] and row["ended_because"] != ALL_DONE.text:
             reason = f"ended at step {row['ended_at']} because {row['ended_because']}"
             lines.append(f"{row['run']} {reason}")
-    environments = {row["run"]: row.get("environment") for row in comparison.rows}
+    environments = {row["run"]: row.get("environment") for row in comparison.shown}
     if differing := differing_environments(environments):
         lines.append(f"not all were computed alike: {differing}")
     return lines

@@ -34,7 +34,7 @@ _OF_COMPARISONS = (files.COMPARISON, *files.COMPARISON_TABLES, files.COMPARISON_
 _OF_RUNS = (
     *(MODEL, files.MERGED, CONFIG, INPUTS, files.STEPS, files.LAYERS, EVALUATION),
     *(RECORD, files.READABLE_RECORD, files.REPORT, files.ANSWERS_PAGE, files.ANSWERS),
-    *(files.SUMMARY, files.TRAJECTORIES, files.ASSESSMENT, files.FRONTIER),
+    *(files.SUMMARY, files.TRAJECTORIES, files.ASSESSMENT, files.FRONTIER, files.OPEN_UNLEARNING),
     *(files.ATTACK, files.ATTACK_PICTURE, files.ATTACK_FOLDER),
     *("runs", "tensorboard"),  # of tensorboard, as transformers names it
 )

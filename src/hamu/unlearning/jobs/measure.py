@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -21,11 +22,14 @@ from hamu.evaluation import TofuSets, attack_results, build_metrics, forget_qual
 from hamu.evaluation.answers import PERTURBED
 from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind
 from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
+from hamu.evaluation.memorization import gibberish, knowmem
+from hamu.evaluation.open_unlearning import open_unlearning
 from hamu.files import MINIATURE
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks, plot_frontiers
-from hamu.report.run import answered
+from hamu.report.run import AnsweredRecord, answered
 from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, goal_lines, goal_report
+from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.progress import silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
@@ -130,6 +134,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     task = choose_task(settings, console or silent())
     folder, problem = task.start()
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
+    named = named_metrics(task, problem, asked)
     tofu = _Tofu(task, asked) if isinstance(task, TextTask) else None
     attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(
@@ -162,7 +167,12 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
             report["tofu"] = tofu.report(model, report.get("privleak"))
             folder.write_json(files.EVALUATION, plain(report))
         if isinstance(task, TextTask) and asked.generate:
-            _write_answers(task, folder, model, problem, asked.generate)
+            pages = _write_answers(task, folder, model, problem, asked.generate)
+            report["metrics"] |= _answer_figures(task, problem, pages)
+        report["metrics"] |= named(model, predictions)
+        folder.write_json(files.EVALUATION, plain(report))
+        if asked.format:
+            folder.write_json(files.OPEN_UNLEARNING, plain(open_unlearning(report)))
         if attacks is not None:
             del model
             attacked = _saved(attacks(), folder, problem)
@@ -214,8 +224,8 @@ class _Tofu:
 
 def _write_answers(
     task: TextTask, folder: RunFolder, model: Any, problem: UnlearningData[Any], most: int
-) -> None:
-    """Write the page of answers side by side, and the same as JSON lines."""
+) -> dict[str, list[AnsweredRecord]]:
+    """Write the page of answers side by side, and the same as JSON lines; returns them by set."""
     models = [("answer", model, task.tokenizer)]
     if task.original_model:
         original = task.load_model(task.original_model)
@@ -237,6 +247,23 @@ def _write_answers(
     if pages:
         folder.write_text(files.ANSWERS_PAGE, answers_page(pages), private=True)
         folder.write_text(files.ANSWERS, "".join(lines), private=True)
+    return pages
+
+
+def _answer_figures(
+    task: TextTask, problem: UnlearningData[Any], pages: Mapping[str, list[AnsweredRecord]]
+) -> dict[str, float | None]:
+    """ROUGE-L recall and KnowMem of the model's answers, and the share of gibberish."""
+    found: dict[str, float | None] = {}
+    for name, page in pages.items():
+        _, answers, rouge = zip(*(row.answers[-1] for row in page), strict=True)
+        found[f"{name}_rouge"] = fmean(rouge)
+        known = knowmem(answers, [row.expected for row in page], task.tokenizer)
+        found[f"{name}_knowmem"] = known.mean().item()
+        if name == "forget":
+            real = [record.answer for record in problem.retain.records]
+            found["gibberish"] = gibberish(answers, real)
+    return found
 
 
 def attack(*, console: Console | None = None, **options: Any) -> Attacked:

@@ -33,7 +33,7 @@ from hamu.evaluation import (
     privleak,
     text_report,
 )
-from hamu.evaluation.membership import auc_of
+from hamu.evaluation.membership import muse_auc
 from hamu.evaluation.reports import further_figures
 from hamu.files import DIGITS, MERGED, MINIATURE, is_local, located
 from hamu.models import classifiers, language, storage
@@ -424,7 +424,8 @@ class ImageTask(Task):
     def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
         classes, target = problem.retain.classes, problem.target_class
         report = classifier_report(predictions, classes, target, reference, self.args.seed)
-        return report | further_figures(predictions, reference)
+        report["metrics"] |= further_figures(predictions, reference)
+        return report
 
 
 class TextTask(Task):
@@ -539,16 +540,25 @@ class TextTask(Task):
             encoded.append(tokens)
         return encoded
 
+    def fitted_problem(self, model: Any, problem: Problem) -> Problem:
+        fitted = super().fitted_problem(model, problem)
+        if not isinstance(self.args, UnlearnConfig) or not self.args.needs_alternatives:
+            return fitted
+        others = problem.forget.alternatives(self.data.alternative_column)
+        (encoded,) = self.fitted(model, others)
+        return replace(fitted, forget=replace(fitted.forget, alternatives=encoded))
+
     def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
         texts = {
             name: scored_texts(self.some_records(data, self.limit(name)), self.data.loss_on)
             for name, data in problem.sets().items()
         }
-        report = text_report(predictions, texts=texts)
+        report = text_report(predictions, texts=texts, reference=reference)
         if reference is not None:
             report["retain_model"] = text_report(reference, texts=texts)
             report["privleak"] = privleak_of(report)
-        return report | further_figures(predictions, reference)
+        report["metrics"] |= further_figures(predictions, reference)
+        return report
 
     def some_records(self, data: TextData | TextRecords, most: int | None) -> TextRecords:
         """At most this many records of a set, drawn at random; see `draw_positions`."""
@@ -575,8 +585,8 @@ class TextTask(Task):
 
 
 def privleak_of(report: Mapping[str, Any]) -> float | None:
-    """PrivLeak in MUSE's orientation; None without both AUCs, or where the retain model's is 1."""
-    ours, theirs = auc_of(report), auc_of(report["retain_model"])
+    """MUSE's PrivLeak; None without both AUCs, or where the retain model's is 1."""
+    ours, theirs = muse_auc(report), muse_auc(report["retain_model"])
     if ours is None or theirs is None or theirs == 1:
         return None
     return privleak(1 - ours, 1 - theirs)

@@ -20,7 +20,7 @@ from transformers.integrations import integration_utils
 from hamu.core.combine import GradOffload
 from hamu.core.distributed import check_even, world_size
 from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, build_method
-from hamu.core.objectives import build_objective
+from hamu.core.objectives import OBJECTIVES, build_objective
 from hamu.errors import HamuError
 from hamu.unlearning.goals import check_goal_settings
 
@@ -32,8 +32,11 @@ _UPLOADS = ("WANDB_LOG_MODEL", "WANDB_WATCH", "HF_MLFLOW_LOG_ARTIFACTS")
 # Settings that have no effect with some methods: for these a method needs a pass over the side,
 _OF_A_SIDE = dict.fromkeys(("forget_objective", "min_forget_loss", "max_forget_loss"), "forget")
 _OF_A_SIDE["max_retain_loss"] = "retain"
-# for these a field of its own: a constraint and what belongs to it, or a stopping rule.
-_CONSTRAINT_FIELDS = ("constraint", "constraint_mode", "distribution", "radius", "on_infeasible")
+# for these a field of its own: a constraint and what belongs to it, a weight, or a stopping rule.
+_METHOD_FIELDS = (
+    *("constraint", "constraint_mode", "distribution", "radius", "on_infeasible"),
+    "forget_weight",
+)
 _STOPPING_FIELDS = ("stopping", "stopping_margin", "stopping_patience", "stopping_window")
 _LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
 # Settings of transformers that a step or an evaluation of unlearning has no place for.
@@ -193,6 +196,9 @@ class UnlearnConfig(TrainConfig):
     stopping_records: int = _option(
         640, "Half-life of the criterion's means over batches, for smaller ones; 0: one batch."
     )
+    forget_weight: float = _option(
+        0.5, "gdiff, kl, scrub, npo, simnpo: weight of the forget gradient; retain has the rest."
+    )
     pairing: str = _option("sequential", "sequential, or split (half the processes for each side).")
     shard: bool = _option(False, "Shard model, gradients and optimizer over processes (FSDP2).")
     offload_grads: str = _option(
@@ -216,7 +222,7 @@ class UnlearnConfig(TrainConfig):
     max_eval_samples: int | None = _option(None, "Records of each set to evaluate on, at most.")
     forget_objective: str | None = _option(
         None,
-        "Raised in place of the method's own: cross_entropy, kl_to_original, npo, simnpo, bounded.",
+        f"Raised in place of the method's own: {', '.join(OBJECTIVES)}.",
     )
     min_forget_loss: float | None = _option(None, "End if a forget loss is below (paper: 0.1).")
     max_retain_loss: float | None = _option(None, "End if a retain loss is above (paper: 0.4).")
@@ -304,6 +310,11 @@ class UnlearnConfig(TrainConfig):
                 _check(is_number, f"{name} {value} must be a positive number")
                 lack = f"{self.method}, which has no {side} pass; leave it out"
                 _check(getattr(method, f"uses_{side}"), f"{name} has no effect with {lack}")
+        for name in ("min_forget_loss", "max_forget_loss"):
+            _check(
+                getattr(self, name) is None or self.objectives()["forget"] != "idk",
+                f"{name} is a loss of the forget records' own answers, which idk does not measure",
+            )
         _check(
             not self.correct_steps or isinstance(method, HamuQ | HamuU),
             f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u",
@@ -367,6 +378,12 @@ class UnlearnConfig(TrainConfig):
         forget = self.forget_objective or method.forget_objective
         return {"retain": method.retain_objective, "forget": forget}
 
+    @property
+    def needs_alternatives(self) -> bool:
+        """True if the forget objective needs another answer to each forget record."""
+        name = self.objectives()["forget"]
+        return name is not None and build_objective(name).answers != "own"
+
     def build_method(self) -> Method:
         """The method that these settings describe."""
         radius: float | str = self.radius
@@ -375,7 +392,7 @@ class UnlearnConfig(TrainConfig):
                 radius = float(radius)
             except ValueError:
                 raise HamuError(f'radius {radius!r} is neither "gradient" nor a number') from None
-        settings = {name: getattr(self, name) for name in _CONSTRAINT_FIELDS} | {"radius": radius}
+        settings = {name: getattr(self, name) for name in _METHOD_FIELDS} | {"radius": radius}
         stopping = StoppingRule(*(getattr(self, name) for name in _STOPPING_FIELDS))
         return build_method(self.method, **settings, stopping=stopping)
 
@@ -404,7 +421,7 @@ def unused_settings(method: Method) -> set[str]:
     """Names of the settings that have no effect with a method, or are refused with it."""
     own: set[str] = {one.name for one in fields(method)} if is_dataclass(method) else set()
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
-    unused |= set(_CONSTRAINT_FIELDS) - own
+    unused |= set(_METHOD_FIELDS) - own
     unused |= set() if "stopping" in own else {*_STOPPING_FIELDS, "stopping_records"}
     return unused if isinstance(method, HamuQ | HamuU) else unused | {"correct_steps"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from torch.utils.data import Dataset, Sampler
 from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import OriginalModel, predict_logits, without_autocast
 from hamu.core.gram import SIDES
-from hamu.core.objectives import CrossEntropy, Scored, build_objective
-from hamu.data.forget_sets import WEIGHT, subset
+from hamu.core.objectives import CrossEntropy, Objective, Scored, build_objective
+from hamu.data.forget_sets import ALTERNATIVE, WEIGHT, subset
 from hamu.data.images import collate
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict_shared
@@ -83,13 +83,14 @@ class SideLosses:
         self.original = OriginalModel(model) if needs_original else None
 
     def total(
-        self, model: nn.Module, side: str, batch: Mapping[str, Tensor], limits: Tensor | None = None
+        self, model: nn.Module, side: str, batch: Mapping[str, Any], limits: Tensor | None = None
     ) -> tuple[Tensor, Scored]:
         """Sum the objective of a side's batch; also returns the predictions behind it."""
-        objective, labels, original = self._objectives[side], batch["labels"], None
-        if objective.needs_original and self.original is not None:
-            original = Scored.of(self.original.logits(batch), labels).logits
-        scored = Scored.of(predict_logits(model, batch), labels, limits)
+        objective, alternative = self._objectives[side], None
+        if objective.answers == "both":
+            alternative = self._scored(objective, model, batch[ALTERNATIVE])
+        scored, original = self._scored(objective, model, self._answers(side, batch))
+        scored = replace(scored, limits=limits, alternative=alternative)
         total = objective.total(scored, original)
         if total.dim():
             raise HamuError(
@@ -98,9 +99,23 @@ class SideLosses:
             )
         return total, scored
 
-    def count(self, side: str, batch: Mapping[str, Tensor]) -> Tensor | int:
+    def _scored(
+        self, objective: Objective, model: nn.Module, batch: Mapping[str, Any]
+    ) -> tuple[Scored, Tensor | None]:
+        """Predictions of the model, and the original's logits if the objective needs them."""
+        own, original = {key: batch[key] for key in batch if key != ALTERNATIVE}, None
+        if objective.needs_original and self.original is not None:
+            original = Scored.of(self.original.logits(own), own["labels"]).logits
+        return Scored.of(predict_logits(model, own), own["labels"]), original
+
+    def _answers(self, side: str, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The part of a side's batch that its objective scores first."""
+        is_other = self._objectives[side].answers == "alternative"
+        return batch[ALTERNATIVE] if is_other else batch
+
+    def count(self, side: str, batch: Mapping[str, Any]) -> Tensor | int:
         """Images or scored tokens of a batch, or the records that the objective is a mean over."""
-        return self._objectives[side].count(batch["labels"])
+        return self._objectives[side].count(self._answers(side, batch)["labels"])
 
     def counts(
         self, batches: Sequence[Mapping[str, Any]], device: torch.device

@@ -119,7 +119,7 @@ class UnlearnTrainer(ResumableTrainer):
         retain_predictions: AnyPredictions | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_arguments(args, kwargs)
+        _check_arguments(args, kwargs, forget_dataset)
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
@@ -132,6 +132,7 @@ class UnlearnTrainer(ResumableTrainer):
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
+            with_alternatives=args.needs_alternatives,
         )
         data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
         check_items(model, data_collator, **data)
@@ -583,8 +584,14 @@ def _batchnorms(model: nn.Module, args: UnlearnConfig) -> list[nn.Module]:
     return found
 
 
-def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any]) -> None:
+def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any], forget: Any) -> None:
     """Check that what was given for `transformers.Trainer` has a place in a run of unlearning."""
+    if args.needs_alternatives and getattr(forget, "alternatives", None) is None:
+        raise HamuError(
+            f"the forget objective {args.objectives()['forget']} needs another answer to each "
+            f"forget record, which images have not; for texts give a forget_dataset with "
+            f"`alternatives`"
+        )
     for name in _OF_ONE_BATCH:
         if given.get(name) is not None:
             raise HamuError(

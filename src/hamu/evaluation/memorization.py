@@ -1,0 +1,114 @@
+"""Memorization of texts: extraction, verbatim continuation, knowledge; and gibberish answers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hamu.data import TextData
+from hamu.evaluation.answers import generate_answers, rouge_l_f1
+from hamu.evaluation.predictions import TokenPredictions
+
+_PROMPT, _CONTINUATION, _ANSWER = 200, 128, 32  # tokens, as in MUSE
+_FEWEST = 20  # texts that tell language from gibberish
+_SHORT = 10  # characters that are too few to judge
+
+
+def exact_memorization(predictions: TokenPredictions) -> Tensor:
+    """(1/T) Σ_t 1[argmax p(· | x, y_<t) = y_t] of each record (Tirumala et al. 2022), float64.
+
+    As in OpenUnlearning (Dorna et al. 2025); the end-of-sequence token is among the T.
+    """
+    return torch.stack([right.double().mean() for right in predictions.each(predictions.correct)])
+
+
+def extraction_strength(predictions: TokenPredictions) -> Tensor:
+    """1 - k/T of each record, float64: greedy decoding after its first k tokens gives the others.
+
+    k is the smallest such number (Carlini et al. 2021), as in OpenUnlearning (Dorna et al. 2025),
+    whose code gives 1/T where no token fits; here that is 0.
+    """
+    each = predictions.each(predictions.correct)
+    return torch.stack([right.flip(0).double().cumprod(0).sum() / len(right) for right in each])
+
+
+def verbmem(model: Any, tokenizer: Any, data: TextData, batch_size: int = 64) -> Tensor:
+    """ROUGE-L F1 of the greedy continuation of each record, [N] float64: MUSE's VerbMem.
+
+    The model is given the first l tokens of a record, l the larger of its prompt and of half the
+    record, at most 200; the next 128 are compared (Shi et al. 2024).
+
+    Args:
+        model, tokenizer: a causal language model with `generate`, and its tokenizer.
+        data: records encoded with loss_on="answer".
+        batch_size: prompts per batch.
+    """
+    pairs = list(zip(data.tokens, data.scored_from, strict=True))
+    starts = [max(start, min(_PROMPT, len(tokens) // 2)) for tokens, start in pairs]
+    rests = [
+        tokens[start : start + _CONTINUATION].tolist()
+        for tokens, start in zip(data.tokens, starts, strict=True)
+    ]
+    expected = tokenizer.batch_decode(rests, skip_special_tokens=True)
+    cut = replace(data, scored_from=tuple(starts))
+    return rouge_l_f1(generate_answers(model, tokenizer, cut, batch_size, _CONTINUATION), expected)
+
+
+def knowmem(answers: Sequence[str], references: Sequence[str], tokenizer: Any) -> Tensor:
+    """ROUGE-L F1 of the first 32 tokens of each answer, [N] float64: MUSE's KnowMem."""
+    given = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
+    return rouge_l_f1(tokenizer.batch_decode([one[:_ANSWER] for one in given]), references)
+
+
+def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
+    """Share of answers that are no language by their form; None with fewer than 20 real texts.
+
+    An answer is gibberish if it has no letter or digit, if more than half of its pairs of words
+    repeat earlier ones, or, from ten characters on, if Σ log p(c_i | c_i-2, c_i-1) ≤ Σ log p(c_i)
+    over its characters: the trigrams of the texts, interpolated with bigrams and unigrams by ½
+    each, explain it no better than the frequency of letters does. It needs no classifier of a hub,
+    and reads any language that the texts are in; words in a senseless order pass.
+
+    Args:
+        answers: at least one generated text.
+        texts: real texts of the same kind, such as the right answers of the retain set.
+    """
+    if len(texts) < _FEWEST:
+        return None
+    grams = [Counter(g for text in texts for g in _grams(text, n)) for n in (1, 2, 3)]
+    starts = [Counter(g[:-1] for g in one.elements()) for one in grams]
+    size = len(grams[0]) + 1  # and one for all other characters
+
+    def order_gain(text: str) -> float:
+        """Log likelihood of the trigrams over that of the characters."""
+        gain = 0.0
+        for runs in zip(*(_grams(text, n) for n in (1, 2, 3)), strict=True):
+            alone = p = (grams[0][runs[0]] + 1) / (starts[0][""] + size)
+            for n in (1, 2):
+                seen = starts[n][runs[n][:-1]]
+                p = p / 2 + (grams[n][runs[n]] / seen / 2 if seen else 0.0)
+            gain += math.log(p / alone)
+        return gain
+
+    def is_gibberish(text: str) -> bool:
+        words = text.lower().split()
+        pairs = list(pairwise(words))
+        is_empty = not any(sign.isalnum() for sign in text)
+        repeats = 2 * len(set(pairs)) < len(pairs)
+        return is_empty or repeats or (len(text.strip()) >= _SHORT and order_gain(text) <= 0)
+
+    return fmean(map(is_gibberish, answers))
+
+
+def _grams(text: str, size: int) -> list[str]:
+    """Runs of so many characters that end at each character of a text, and at its end."""
+    padded = f"\n\n{text.strip()}\n"
+    return [padded[end - size : end] for end in range(3, len(padded) + 1)]

@@ -1,0 +1,215 @@
+"""Metrics of `hamu evaluate` that are measured by name: attacks by shadow models, texts, the harness."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from run_files import read_rows, write_rows
+
+from hamu.cli import main
+from hamu.data import read_text
+from hamu.evaluation.answers import rouge_l_recall
+
+FORGET = "--data t.jsonl --test_data u.jsonl --forget_filter author~^V --model text --max_length 96"
+SHADOWS = "--metrics rmia,ulira --shadow_models 4"
+
+
+def run(line):
+    return main(shlex.split(line))
+
+
+def found_in(folder, name="evaluation.json"):
+    return json.loads(Path(folder, name).read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def here(tmp_path_factory, saved_text_model):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("named"))
+        rows = [record.fields for record in read_text("miniature").records[:48]]
+        write_rows("t.jsonl", rows)
+        write_rows("u.jsonl", [r.fields for r in read_text("miniature", "test").records[:24]])
+        Path("text").symlink_to(saved_text_model)
+        yield
+
+
+@pytest.fixture(scope="module")
+def noise(here):
+    """Data without a pattern, the rows to forget, and models that know them all by heart and that never saw them."""
+    draw = np.random.default_rng(0)
+    Path("noise").mkdir()
+    for name, count in (("train", 120), ("test", 60)):
+        images = draw.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        np.savez(f"noise/{name}.npz", images=images, labels=np.arange(count) % 2)
+    rows = ",".join(map(str, range(40)))
+    data = f"--data noise --forget_rows {rows}"
+    how = "--model resnet8 --num_train_epochs 25 --learning_rate 3e-3 --optim adamw_torch"
+    how += " --per_device_train_batch_size 32"
+    assert run(f"train --data noise {how} --output_dir original") == 0
+    assert run(f"train {data} --without_forget {how} --output_dir retrained") == 0
+    return data
+
+
+def test_rmia_finds_what_a_model_knows_by_heart_and_nothing_in_one_that_never_saw_it(noise, capsys):
+    aucs = []
+    for name in ("original", "retrained"):
+        job = f"evaluate {noise} --model {name}/model --retain_model retrained/model"
+        assert run(f"{job} --metrics rmia --shadow_models 4 --output_dir rmia-{name}") == 0
+        metrics = found_in(f"rmia-{name}")["metrics"]
+        aucs.append(metrics["rmia_auc"])
+        assert f"rmia_auc: {metrics['rmia_auc']:.4g}" in capsys.readouterr().out
+    assert aucs[0] > 0.85
+    assert aucs[1] == pytest.approx(0.5, abs=0.2)
+    assert metrics["tug_of_war"] == 1.0
+    assert metrics["average_gap"] == 0.0
+    assert sorted(path.name for path in Path("original").iterdir() if path.name[0] != ".") == [
+        *("config.yaml", "evaluation.json", "inputs.json", "model")
+    ], "shadow models leave nothing behind"
+
+
+def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
+    steps = "--method gdiff --max_steps 4 --learning_rate 0.05 --save_strategy steps --save_steps 2"
+    assert run(f"unlearn {noise} --model original/model {steps} --output_dir run") == 0
+    assert run(f"evaluate {noise} --model run/model {SHADOWS} --output_dir ulira") == 0
+    metrics = found_in("ulira")["metrics"]
+    for name in ("rmia", "ulira"):
+        assert 0 <= metrics[f"{name}_tpr_at_1_fpr"] <= metrics[f"{name}_auc"] <= 1
+    assert metrics["ulira_auc"] > 0.7, "four steps hide little"
+    again = f"evaluate {noise} --model run/model --metrics ulira --shadow_models 4 --output_dir two"
+    assert run(again) == 0
+    assert "rmia_auc" not in found_in("two")["metrics"]
+    assert found_in("two")["metrics"]["ulira_auc"] == metrics["ulira_auc"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (f"--model original/model {SHADOWS}", "ulira repeats the run that made the model"),
+        ("--model original/model --metrics rmia --shadow_models 5", "must be an even number"),
+        ("--model original/model --metrics rmia --shadow_models 2", "of at least 4"),
+        ("--model elsewhere/model --metrics rmia", "elsewhere/config.yaml is not there"),
+        ("--model original/model --metrics verbmem", "of images it may be rmia, ulira"),
+        ("--model original/model --lm_eval arc_easy", "lm_eval arc_easy is for texts"),
+        ("--model original/model --format open-unlearning", "open-unlearning is for texts"),
+    ],
+)
+def test_what_cannot_be_measured_of_images_is_refused_first(noise, options, message, capsys):
+    Path("elsewhere").mkdir(exist_ok=True)
+    if not Path("elsewhere/model").exists():
+        Path("elsewhere/model").symlink_to(Path("original/model").resolve())
+    assert run(f"evaluate {noise} {options} --output_dir refused") == 2
+    assert message in capsys.readouterr().err
+    assert not Path("refused").exists()
+
+
+def test_shadow_models_need_data_that_were_never_trained_on(noise, capsys):
+    rest = noise.replace("noise ", "noise/train.npz ")
+    job = "--model original/model --metrics rmia --output_dir refused"
+    assert run(f"evaluate {rest} {job}") == 2
+    assert "give --test_data" in capsys.readouterr().err
+    few = "--data noise --forget_rows 1,2,3 --model original/model --metrics rmia"
+    assert run(f"evaluate {few} --output_dir refused") == 2
+    assert "at least 5 test images of the classes that are forgotten; there are 3" in (
+        capsys.readouterr().err
+    )
+
+
+def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):
+    job = f"evaluate {FORGET} --retain_model text --metrics mia_gradnorm,verbmem --generate 6"
+    assert run(f"{job} --format open-unlearning --output_dir texts") == 0
+    report, keys = found_in("texts"), found_in("texts", "open-unlearning.json")
+    metrics, inference = report["metrics"], report["membership_inference"]
+    lines = [row for row in read_rows("texts/answers.jsonl") if row["set"] == "forget"]
+    answers = [row["answer"]["answer"] for row in lines]
+    recall = rouge_l_recall(answers, [row["expected"] for row in lines]).mean().item()
+    assert keys["forget_Q_A_ROUGE"] == metrics["forget_rouge"] == pytest.approx(recall)
+    assert fmean(row["answer"]["rouge"] for row in lines) == pytest.approx(recall)
+    assert keys["forget_Q_A_Prob"] == report["forget"]["probability"]
+    assert keys["forget_verbmem_ROUGE"] == metrics["forget_verbmem"]
+    assert keys["retain_knowmem_ROUGE"] == metrics["retain_knowmem"]
+    assert keys["mia_min_k"] == inference["min_k_40"]
+    assert keys["mia_gradnorm"] == metrics["mia_gradnorm"] > 0.9, "the model knows its records"
+    assert keys["mia_reference"] == 0.5, "against itself"
+    assert report["privleak"] is None, "the model knows all of them"
+    assert "privleak" not in keys
+    assert keys["forget_Q_A_gibberish"] == 1 - metrics["gibberish"]
+    assert "forget_truth_ratio" not in keys
+    assert "forget_verbmem: " in capsys.readouterr().out
+    assert run(f"evaluate {FORGET} --generate 0 --output_dir plain") == 0
+    plain = found_in("plain")["metrics"]
+    assert plain.keys() == {"extraction_strength", "exact_memorization"}, "no more by default"
+    assert plain["extraction_strength"] == keys["extraction_strength"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--metrics rmia", "of records it may be mia_gradnorm, verbmem; all others need no name"),
+        ("--metrics verbmem --generate 0", "give a --generate above 0"),
+        ("--format csv", "format 'csv' is unknown; it may be open-unlearning"),
+    ],
+)
+def test_what_cannot_be_measured_of_texts_is_refused_first(options, message, capsys):
+    assert run(f"evaluate {FORGET} {options} --output_dir refused") == 2
+    assert message in capsys.readouterr().err
+    assert not Path("refused").exists()
+
+
+def test_gradient_norms_need_data_that_were_never_trained_on(capsys):
+    job = FORGET.replace("--test_data u.jsonl", "--metrics mia_gradnorm")
+    assert run(f"evaluate {job} --output_dir refused") == 2
+    assert "give --test_data" in capsys.readouterr().err
+
+
+def test_without_the_harness_its_tasks_are_refused_with_the_package_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert run(f"evaluate {FORGET} --lm_eval arc_easy --output_dir refused") == 2
+    assert "pip install 'hamu[lm-eval]'" in capsys.readouterr().err
+
+
+def test_a_local_task_of_the_harness_is_one_of_the_figures(capsys, monkeypatch, tmp_path):
+    """The twin takes the more likely answer by the model's own log-likelihoods."""
+    pytest.importorskip("lm_eval")
+    import torch
+
+    from hamu.models.language import load_language_model, load_tokenizer
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    rows = [
+        {"question": f"Who is {a}?", "choices": [a, b, "nobody"], "label": n % 3}
+        for n, (a, b) in enumerate([("Ada", "Bruno"), ("Vexa", "Greta"), ("Hugo", "Edda")] * 3)
+    ]
+    write_rows("choices.jsonl", rows)
+    task = {"task": "tiny", "dataset_path": "json", "output_type": "multiple_choice"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(Path("choices.jsonl").resolve())}}}
+    task |= {"test_split": "test", "doc_to_text": "{{question}}", "doc_to_target": "label"}
+    task |= {"doc_to_choice": "{{choices}}", "metric_list": [{"metric": "acc"}]}
+    Path("tiny.yaml").write_text(json.dumps(task))
+    job = f"evaluate {FORGET} --generate 0 --lm_eval tiny.yaml"
+    assert run(f"{job} --output_dir harness") == 0
+    model, tokenizer = load_language_model("text").eval(), load_tokenizer("text")
+
+    def log_likelihood(question, choice):
+        start, ids = (
+            tokenizer(t, add_special_tokens=False)["input_ids"]
+            for t in (question, f"{question} {choice}")
+        )
+        with torch.no_grad():
+            log_p = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        return sum(log_p[i - 1, ids[i]].item() for i in range(len(start), len(ids)))
+
+    right = [
+        max(range(3), key=lambda n: log_likelihood(row["question"], row["choices"][n]))
+        == row["label"]
+        for row in rows
+    ]
+    assert found_in("harness")["metrics"]["tiny_acc"] == pytest.approx(fmean(right))
+    assert "tiny_acc: " in capsys.readouterr().out
+    assert run(f"{job.replace('tiny.yaml', 'no-such-task')} --output_dir refused") == 2
+    assert "lm_eval task 'no-such-task' is unknown" in capsys.readouterr().err

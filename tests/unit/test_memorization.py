@@ -1,0 +1,171 @@
+"""Memorization of texts, and gibberish, against slow twins and known answers."""
+
+import math
+import random
+
+import pytest
+import torch
+from rouge_score.rouge_scorer import RougeScorer
+
+from hamu.data import TextRecord, TextRecords, encode, read_text
+from hamu.evaluation import TokenPredictions, open_unlearning
+from hamu.evaluation.answers import rouge_l_f1
+from hamu.evaluation.memorization import (
+    exact_memorization,
+    extraction_strength,
+    gibberish,
+    knowmem,
+    verbmem,
+)
+from hamu.models.language import new_language_model, new_tokenizer
+
+TEXTS = [record.answer for record in read_text("miniature").records]
+
+
+def tokens(*records):
+    """Predictions whose tokens are right or wrong as these lists have it."""
+    correct = torch.tensor([right for record in records for right in record], dtype=torch.bool)
+    record = torch.tensor([number for number, one in enumerate(records) for _ in one])
+    zeros = torch.zeros(len(correct), dtype=torch.float64)
+    return TokenPredictions(zeros, correct, zeros, zeros, record, len(records))
+
+
+def test_extraction_strength_counts_the_right_tokens_at_the_end():
+    found = tokens([1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0], [1, 0, 1, 1], [1], [0])
+    assert extraction_strength(found).tolist() == [1.0, 0.75, 0.0, 0.5, 1.0, 0.0]
+    assert exact_memorization(found).tolist() == [1.0, 0.75, 0.75, 0.75, 1.0, 0.0]
+
+
+def lcs(one, other):
+    """Length of the longest common subsequence, by its recursion."""
+    table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
+    for i, a in enumerate(one):
+        for j, b in enumerate(other):
+            table[i + 1][j + 1] = (
+                table[i][j] + 1 if a == b else max(table[i][j + 1], table[i + 1][j])
+            )
+    return table[-1][-1]
+
+
+def slow_f1(answer, reference):
+    one, other = answer.lower().split(), reference.lower().split()
+    common = lcs(one, other)
+    return 0.0 if not common else 2 * common / (len(one) + len(other))
+
+
+def test_f1_is_that_of_the_longest_common_subsequence_and_of_rouge_score():
+    words = ["ness", "orla", "port", "by", "sea", "tall", "bird"]
+    drawn = random.Random(0)
+    answers, references = ([" ".join(drawn.choices(words, k=7)) for _ in range(20)] for _ in "ab")
+    found = rouge_l_f1(answers, references).tolist()
+    assert found == pytest.approx(
+        [slow_f1(*pair) for pair in zip(answers, references, strict=True)]
+    )
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    pairs = zip(references, answers, strict=True)
+    assert found == pytest.approx([scorer.score(*pair)["rougeL"].fmeasure for pair in pairs])
+    assert rouge_l_f1(["", "ness", ""], ["ness", "ness", ""]).tolist() == [0.0, 1.0, 1.0]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return new_tokenizer(TEXTS, vocabulary=330)
+
+
+def test_knowmem_takes_the_first_32_tokens_of_an_answer(tokenizer):
+    answer = " ".join(TEXTS)
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    cut = tokenizer.decode(ids[:32])
+    assert len(ids) > 32
+    found = knowmem([answer, "Ness", ""], [TEXTS[0], "Ness", "Ness"], tokenizer).tolist()
+    assert found == [rouge_l_f1([cut], [TEXTS[0]]).item(), 1.0, 0.0]
+
+
+def test_verbmem_continues_half_of_a_text_and_all_of_a_longer_prompt(tokenizer):
+    """Against a loop over single records that calls the model for each token."""
+    torch.manual_seed(0)
+    model = new_language_model(tokenizer, hidden=32, layers=1)
+    data = [TextRecord("", text, {}) for text in TEXTS[:3]]
+    data += [TextRecord(TEXTS[3] + TEXTS[4], " Ness.", {}), TextRecord("", "a", {})]
+    records = TextRecords(tuple(data), "these", torch.arange(len(data)))
+    encoded = encode(records, tokenizer)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(40):
+        for ids in encoded.tokens:
+            optimizer.zero_grad()
+            model(input_ids=ids[None].long(), labels=ids[None].long()).loss.backward()
+            optimizer.step()
+    slow, lengths = [], []
+    model.eval()
+    for ids, start in zip(encoded.tokens, encoded.scored_from, strict=True):
+        begin = max(start, len(ids) // 2)
+        lengths.append(begin - start)
+        said = ids[:begin].tolist()
+        while len(said) < begin + 128 and said[-1] != tokenizer.eos_token_id:
+            with torch.no_grad():
+                said.append(int(model(input_ids=torch.tensor([said])).logits[0, -1].argmax()))
+        spoken = [tokenizer.decode(one[begin:], skip_special_tokens=True) for one in (said, ids)]
+        slow.append(rouge_l_f1([spoken[0]], [spoken[1]]).item())
+    assert lengths[0] > 0 == lengths[3]
+    found = verbmem(model, tokenizer, encoded, batch_size=2)
+    assert found.tolist() == pytest.approx(slow)
+    assert max(slow[:3]) > 0.5, "it knows some by heart"
+
+
+def slow_gain(text, texts):
+    """Log likelihood of a text's characters given the two before, over that of each alone."""
+    everything = [f"\n\n{one.strip()}\n" for one in texts]
+    places = [(one, i) for one in everything for i in range(2, len(one))]
+    shown = f"\n\n{text.strip()}\n"
+    gain, signs = 0.0, len({one[i] for one, i in places}) + 1
+    for i in range(2, len(shown)):
+        alone = p = (sum(o[j] == shown[i] for o, j in places) + 1) / (len(places) + signs)
+        for n in (1, 2):
+            after = [o[j] for o, j in places if o[j - n : j] == shown[i - n : i]]
+            p = 0.5 * p + (0.5 * after.count(shown[i]) / len(after) if after else 0)
+        gain += math.log(p) - math.log(alone)
+    return gain
+
+
+def test_gibberish_is_told_from_language_by_form():
+    drawn = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    noise = [" ".join("".join(drawn.choices(letters, k=6)) for _ in range(8)) for _ in range(20)]
+    known, unseen = (TEXTS[n : n + 120] for n in (0, 120))
+    assert gibberish(noise, known) == 1.0
+    assert gibberish(["the the the the the the", "", "...", " \n"], known) == 1.0
+    assert gibberish(unseen, known) == 0.0
+    assert gibberish(["I don't know.", "Sorry, no idea at all", "Ness", "1985"], known) == 0.0
+    assert gibberish([*noise, *unseen[:20]], known) == 0.5
+    assert gibberish(["Ness"], TEXTS[:19]) is None
+    mixed = [drawn.sample(unseen[n], 14) for n in range(30)]
+    mixed = ["".join(one).strip() + "." for one in mixed]
+    slow = [slow_gain(text, known) <= 0 for text in mixed]
+    assert 0 < sum(slow) < 30
+    assert [gibberish([text], known) for text in mixed] == slow
+
+
+def test_open_unlearning_has_its_keys_and_units_and_none_without_a_figure():
+    sets = {n: {"probability": p, "rouge": p / 2, "truth_ratio": p / 4, "truth_ratios": []}
+            for n, p in (("forget", 0.1), ("retain", 0.2), ("real_authors", 0.3), ("world_facts", 0.4))}  # fmt: skip
+    report = {"forget": {"probability": 0.8}, "retain": {"probability": 0.9}, "privleak": -0.25}
+    report |= {"membership_inference": None, "metrics": {"gibberish": 0.25, "forget_rouge": 0.7}}
+    assert open_unlearning(report) == {
+        "forget_Q_A_Prob": 0.8,
+        "retain_Q_A_Prob": 0.9,
+        "forget_Q_A_ROUGE": 0.7,
+        "privleak": -25.0,
+        "forget_Q_A_gibberish": 0.75,
+    }
+    tofu = {"model_utility": 0.5, "forget_quality": 0.01, "model_utility_probability": 0.2}
+    found = open_unlearning(report | {"tofu": sets | tofu})
+    assert (found["forget_Q_A_Prob"], found["forget_Q_A_ROUGE"]) == (0.1, 0.05), (
+        "of TOFU's own sets"
+    )
+    expected = {"model_utility": 0.5, "forget_quality": 0.01, "forget_truth_ratio": 0.025}
+    for short, p in (("retain", 0.2), ("ra", 0.3), ("wf", 0.4)):
+        probability = "Prob" if short == "retain" else "Prob_normalised"
+        expected |= {f"{short}_Q_A_{probability}": p, f"{short}_Q_A_ROUGE": p / 2}
+        expected[f"{short}_Truth_Ratio"] = p / 4
+    assert {key: found[key] for key in expected} == expected
+    assert "model_utility_probability" not in found
