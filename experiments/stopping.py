@@ -48,6 +48,7 @@ FURTHER = 60  # steps of a run after the criterion was first met on all data
 MOST = 240  # steps of a run in which it is not met
 METHOD = HamuQ(0.5, constraint_mode="relative")
 TOLERANCE = 0.2  # of the right step; at least 5 steps
+CLOSE = 0.15  # of 1: the headroom over all data at the step of a stop
 
 Batch = dict[str, Tensor]
 Series = dict[str, list[float]]
@@ -243,6 +244,7 @@ def judge(runs: list[Series], size: int, rule: str) -> dict[str, Any]:
         "within": sum(within),
         "never": len(due) - len(delays),
         "delay": median(delay for _, delay in delays) if delays else None,
+        "close": sum(abs(h - 1.0) <= CLOSE for h in left),
         "headroom": [min(left), median(left), max(left)] if left else None,
         "false": sum(stop is not None for right, stop in pairs if right is None),
         "not due": len(pairs) - len(due),
@@ -258,13 +260,13 @@ def main(argv: list[str]) -> None:
         "--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10"
     )
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
-    parser.add_argument("--seeds", type=int, nargs=2, default=(12, 16), help="first and last + 1")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 4, 5, 12, 13, 14))
     parser.add_argument("--sizes", type=int, nargs="+", default=BATCH_SIZES)
     parser.add_argument("--work_dir", type=Path, default=Path("runs/stopping"))
     parser.add_argument("--output", type=Path, default=Path("docs/results/stopping.json"))
     options = parser.parse_args(argv)
     options.work_dir.mkdir(parents=True, exist_ok=True)
-    for seed, (name, (rate, make)) in product(range(*options.seeds), problems(options).items()):
+    for seed, (name, (rate, make)) in product(options.seeds, problems(options).items()):
         sides = make(seed)
         start = copy.deepcopy(sides.model.state_dict())
         for size in options.sizes:
@@ -284,7 +286,7 @@ def table(options: argparse.Namespace) -> None:
         for size in options.sizes:
             runs = [
                 json.loads(path.read_text())
-                for seed in range(*options.seeds)
+                for seed in options.seeds
                 for path in options.work_dir.glob(f"{data}*-{size}-{seed}.json")
             ]
             if runs:
@@ -294,7 +296,8 @@ def table(options: argparse.Namespace) -> None:
     options.output.write_text(json.dumps(known | found, indent=1) + "\n")
     for name, by_rule in found.items():
         cells = [
-            f"{c['within']}, {c['never']}, " + ("-" if c["delay"] is None else f"{c['delay']:+g}")
+            f"{c['within']}, {c['close']}, {c['never']}, "
+            + ("-" if c["delay"] is None else f"{c['delay']:+g}")
             for c in by_rule.values()
         ]
         due = by_rule["batch"]
