@@ -1,6 +1,6 @@
 """Run experiments: `python -m experiments NAME [options]`.
 
-`forgotten` and `lasting` measure what docs/results shows of them; `figure-4`, `table-2`, ..., `all` are the paper's
+`forgotten`, `lasting` and `league` measure what docs/results shows of them; `figure-4`, `table-2`, ..., `all` are the paper's
 figures and tables. Without a name it lists these.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 from hamu.cli import run_experiments
 
-OWN = ("forgotten", "lasting")
+OWN = ("forgotten", "lasting", "league")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -100,7 +100,7 @@ def _attacked(found: jobs.Attacked) -> Iterator[Any]:
 
 def _compared(found: jobs.Compared) -> Iterator[Any]:
     comparison = found.comparison
-    yield tables.screen_table(comparison.rows)
+    yield tables.screen_table(comparison.shown)
     if comparison.means:
         yield "means over seeds ± standard deviation:"
         yield tables.screen_table(comparison.means)
