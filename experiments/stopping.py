@@ -260,7 +260,7 @@ def main(argv: list[str]) -> None:
         "--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10"
     )
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
-    parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 4, 5, 12, 13, 14))
+    parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 4, 5, 12, 13))
     parser.add_argument("--sizes", type=int, nargs="+", default=BATCH_SIZES)
     parser.add_argument("--work_dir", type=Path, default=Path("runs/stopping"))
     parser.add_argument("--output", type=Path, default=Path("docs/results/stopping.json"))
