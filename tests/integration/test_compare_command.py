@@ -13,6 +13,7 @@ from run_files import read
 from hamu.cli import main
 from hamu.data import read_text
 from hamu.errors import HamuError
+from hamu.evaluation.gains import Level, state_at
 from hamu.models import load_classifier
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare.runs import check_same_inputs
@@ -33,7 +34,7 @@ def compare(capsys, tmp_path, monkeypatch, saved_model, forked_runs):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "hamu.unlearning.jobs.comparison.plot_comparison",
-        lambda drawn, volumes, path, title: path.write_text(title),
+        lambda drawn, volumes, path, title, level: path.write_text(title),
     )
     usual = ("--recipe", "digits", "--model", saved_model, *FAST, "--output_dir", "runs")
 
@@ -142,6 +143,12 @@ def test_what_fails_is_noted_and_the_others_go_on(compare, tmp_path):
     (("--constraints", 0.5, 1.5), "hamu-q-c1.5-lr0.1-s42: a relative constraint is a share"),
     (("--seeds", -1), "seed -1 must be 0 to 4294967295"),
     (("--jobs", 0), "jobs 0 must be at least 1"),
+    (("--at", "forget"), "at 'forget' must be forget=LOSS or retain=LOSS, in nats"),
+    (("--trials", 3), "trials 3 are judged at a loss; give --at forget=LOSS"),
+    (("--at", "forget=1", "--trials", 0), "trials 0 must be at least 1"),
+    (("--at", "forget=1", "--trials", 3, "--constraints", 0.5), "constraints are drawn by --trials"),
+    (("--attacks", "relearn-retain"), "attacks relearn-retain are on the state at a loss, to which"),
+    (("--at", "forget=1", "--attacks", "relearn-retain", "--lr_scheduler_type", "linear"), "leave --lr_schedul"),
     (("--auto", "--target_forget_loss", 2), "compare has no --auto, which is for hamu unlearn"),
 ])  # fmt: skip
 def test_what_does_not_fit_together_is_said_before_anything_is_written(
@@ -202,6 +209,53 @@ def test_lists_come_from_a_file_too_and_seeds_have_means(compare, tmp_path):
     [mean] = summary["means"]
     gains = [row["forget_gain"] for row in summary["runs"]]
     assert mean["forget_gain"]["mean"] == pytest.approx(sum(gains) / 2)
+
+
+def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "hamu.unlearning.jobs.comparison.plot_comparison",
+        lambda runs, volumes, path, title, level: drawn.extend([*(run[0] for run in runs), level]),
+    )
+    words = ("--methods", "gdiff", "ft", "--trials", 2, "--seeds", 1, 2, "--optim", "adamw_torch", "--learning_rate", 1e-3,
+             "--max_steps", 6, "--eval_strategy", "steps", "--eval_steps", 1, "--at", "forget=1000")  # fmt: skip
+    code, out, err = compare(*words)
+    assert (code, err) == (0, "")
+    assert "never there: ft" in out, out
+    runs, first = tmp_path / "runs", read(tmp_path / "runs/comparison.json")
+    by_name = {row["run"]: row for row in first["runs"]}
+    assert len(by_name) == 5, "two trials of each with the first seed, the best with the second"
+    [best] = first["best"]
+    tried = {row["setting"]: row["at_gain"] for row in by_name.values() if row["seed"] == 1}
+    assert tried[best] == max(gain for gain in tried.values() if gain is not None)
+    row = by_name[f"{best}-s2"]
+    entries = read(runs / row["run"] / "evaluation.json")["trajectory"]
+    state = state_at(entries, Level("forget", 1000.0))
+    assert (row["at_step"], row["at_gain"]) == (state["step"], state["eval_retain_gain"])
+    assert drawn[:2] == ["gdiff", "gdiff"]
+    assert drawn[2] == ("forget", pytest.approx(1000, abs=1))
+
+    attacks = ("--attacks", "relearn-retain", "--attack_steps", 2, "--attack_seeds", 1)
+    code, out, err = compare(*words, *attacks, "--attack_records", 20)
+    assert (code, err) == (0, "")
+    assert "4 runs, 4 of them finished before" in out
+    second = read(runs / "comparison.json")
+    assert second["best"] == [f"{best}-at"]
+    for seed in (1, 2):
+        [state] = [one for one in second["runs"] if one["run"] == f"{best}-s{seed}-at"]
+        full = read(runs / f"{best}-s{seed}" / "evaluation.json")["trajectory"]
+        [there] = [entry for entry in full if entry["step"] == state["steps"]]
+        assert (state["forget_gain"], state["retain_gain"]) == pytest.approx(
+            (there["eval_forget_gain"], there["eval_retain_gain"])
+        ), "the state that the whole run went through"
+        attacked = read(runs / state["run"] / "attack/attack.json")["outcomes"]["relearn-retain"]
+        assert state["relearned"] == attacked["unlearned"]["figures"]["recognised"][-1][0]
+    assert "relearned" in (runs / "comparison.md").read_text()
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")}
+    assert compare(*words, *attacks, "--attack_records", 20)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")} == before
+    assert compare(*words, *attacks, "--attack_records", 30)[0] == 0
+    assert all(path.stat().st_mtime_ns > time for path, time in before.items()), "other attacks"
 
 
 def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_model):

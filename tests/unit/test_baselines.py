@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from hamu import build_method
+from hamu import HamuError, build_method
 from hamu.core.methods import HamuQ, method_classes
 
 
@@ -162,6 +162,14 @@ def test_a_zero_gradient_projects_nothing(name):
     forget, retain = (0.5, 0.5) if name == "pcgrad" else (1.0, 0.0)
     torch.testing.assert_close(combined(name, 0 * g_r, g_f), -forget * g_f)
     torch.testing.assert_close(combined(name, g_r, 0 * g_f), retain * g_r)
+
+
+@pytest.mark.parametrize("name", ["gdiff", "kl", "scrub", "npo", "simnpo"])
+def test_the_retain_gradient_has_what_the_forget_weight_leaves(name):
+    weights = build_method(name, forget_weight=0.125).weigh(gram_at([1.0], [2.0], [0.3]))
+    assert (weights.retain.item(), weights.forget.item()) == (0.875, -0.125)
+    with pytest.raises(HamuError, match=r"^forget_weight 1 must be between 0 and 1"):
+        build_method(name, forget_weight=1)
 
 
 MEANS = [(name, 0.5, -0.5) for name in ("gdiff", "kl", "scrub", "npo", "simnpo")]

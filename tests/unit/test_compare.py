@@ -10,6 +10,7 @@ import pytest
 
 from hamu.core.methods import HamuQ, Method, build_method, method_classes
 from hamu.evaluation import Gains
+from hamu.evaluation.gains import Level
 from hamu.report.tables import (
     csv_table,
     escape_latex,
@@ -18,13 +19,12 @@ from hamu.report.tables import (
     markdown_page,
     remarks,
 )
+from hamu.unlearning.compare.cells import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Ended
 from hamu.unlearning.compare.runs import (
-    Cell,
     Comparison,
     Plan,
     Runs,
-    cells,
     failed_row,
     finished_row,
     start_figures,
@@ -65,6 +65,54 @@ def test_constraints_multiply_only_methods_that_have_one():
         "hamu-q-c0.25-lr0.0001-s42", "hamu-q-c0.5-lr0.0001-s42", "gdiff-lr0.0001-s42", "hamu-u-c0.25-lr0.0001-s42",
         "hamu-u-c0.5-lr0.0001-s42",
     ]  # fmt: skip
+
+
+def test_trials_are_the_same_points_for_every_method_and_more_of_them_keep_the_first():
+    found = random_cells(["hamu-q", "gdiff", "ga"], 8, 1e-3, 7)
+    ours, gdiff, ga = found[:8], found[8:16], found[16:]
+    assert [one.learning_rate for one in ours] == [one.learning_rate for one in ga]
+    assert random_cells(["hamu-q"], 16, 1e-3, 7)[:8] == ours
+    assert random_cells(["hamu-q"], 8, 1e-3, 8) != ours
+    assert len({one.setting for one in found}) == 24
+    rates, shares = [one.learning_rate for one in ours], [one.constraint for one in ours]
+    assert 1e-4 <= min(rates) < 2e-4 < 5e-3 < max(rates) <= 1e-2, "a factor of ten on both sides"
+    assert 0.02 <= min(shares) < 0.05 < 0.4 < max(shares) <= 1
+    assert all((one.constraint, one.forget_weight) == (None, None) for one in ga)
+    assert all(one.constraint is None and 0.02 <= one.forget_weight <= 0.9 for one in gdiff)
+    by_weight = sorted(range(8), key=lambda n: gdiff[n].forget_weight)
+    assert by_weight == sorted(range(8), key=lambda n: ours[n].constraint)
+    assert gdiff[0].settings({"constraint": 0.5})["forget_weight"] == gdiff[0].forget_weight
+
+
+def at_level(method, gain, **figures):
+    return row(method, at_gain=gain, at_step=3.5, at_test_accuracy=0.75, **figures)
+
+
+def test_at_a_level_rows_are_ranked_by_the_gain_there_and_only_the_best_settings_are_shown():
+    far = at_level("ft", None, forget=9.0, retain=9.0)
+    rows = (far, at_level("gdiff", -0.5), at_level("ga", -0.25), failed("kl"))
+    worse = at_level("ga", -2.0) | {"run": "other", "setting": "ga-lr9"}
+    found = Comparison((*rows, worse), {"forget_loss": 1.5}, Level("forget", 7.0))
+    assert [one["method"] for one in found.rows] == ["ga", "gdiff", "ga", "ft", "kl"]
+    assert found.best_settings() == {"ga": "ga-lr0.1", "gdiff": "gdiff-lr0.1"}
+    assert found.level_gain == ("forget", 5.5)
+    found = Comparison(
+        found.found, found.start, found.level, frozenset(found.best_settings().values())
+    )
+    page = markdown_page(found)
+    assert [one["method"] for one in found.shown] == ["ga", "gdiff"]
+    assert "| gain there | step there | test acc there |" in page
+    assert "| -0.25 | 3.5 | 75.0% |" in page
+    assert "there: where the forget loss is 7, by interpolation; the gain is -ΔL\\_r" in page
+    assert "never there: ft, kl" in page
+    assert len(found.summary()["runs"]) == 5, "comparison.json has all of them"
+
+
+def test_a_mean_at_a_level_is_one_of_all_seeds_or_none():
+    rows = [at_level("ga", -0.5, seed=1), at_level("ga", -1.0, seed=2),
+            at_level("gdiff", -0.1, seed=1), at_level("gdiff", None, seed=2)]  # fmt: skip
+    ga, gdiff = Comparison(tuple(rows), None, Level("retain", 1.0)).means
+    assert (ga["method"], ga["at_gain"]["mean"], gdiff["at_gain"]) == ("ga", -0.75, None)
 
 
 def test_names_tell_apart_what_differs_in_the_last_digit():

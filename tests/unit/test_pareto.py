@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hamu import HamuError
 from hamu.evaluation import Gains, hypervolume, pareto_optimal
-from hamu.evaluation.gains import hypervolume_reference
+from hamu.evaluation.gains import Level, hypervolume_reference, state_at
 
 COORDINATE = st.floats(-10, 10, allow_subnormal=False)
 POINTS = st.lists(st.tuples(COORDINATE, COORDINATE), max_size=12)
@@ -71,3 +71,58 @@ def test_points_that_are_not_finite_are_refused(bad):
 def test_hypervolumes_are_seen_from_the_worst_retain_loss_within_bounds(worst, retain):
     assert hypervolume_reference(worst) == Gains(retain=retain, forget=0.0)
     assert Gains(retain=worst, forget=0.1).joint == min(worst, 0.1)
+
+
+def evaluated(*points, start=(0.5, 0.25)):
+    """Logged evaluations, two steps apart: the forget loss, the retain loss and the test accuracy."""
+    return [
+        {"step": 2 * n, "eval_forget_loss": f, "eval_retain_loss": r, "eval_test_accuracy": 1.0 - n / 10,
+         "eval_forget_gain": f - start[0], "eval_retain_gain": start[1] - r}
+        for n, (f, r) in enumerate([start, *points])
+    ]  # fmt: skip
+
+
+def test_a_state_at_a_level_lies_between_evaluations_in_proportion():
+    state = state_at(evaluated((1.5, 0.5), (3.5, 1.5)), Level("forget", 2.0))
+    assert state["eval_forget_loss"] == 2.0
+    assert state["eval_retain_loss"] == pytest.approx(0.75)
+    assert state["eval_retain_gain"] == pytest.approx(-0.5)
+    assert (state["step"], state["evaluated"]) == (2.5, 4)
+    assert state["eval_test_accuracy"] == pytest.approx(0.875)
+
+
+def test_a_run_that_recovers_counts_by_the_best_state_beyond_the_level():
+    state = state_at(evaluated((4.0, 3.0), (3.0, 0.3), (1.0, 0.1)), Level("forget", 2.0))
+    assert state["eval_retain_loss"] == pytest.approx(0.2)
+    assert (state["step"], state["evaluated"]) == (5.0, 4), "the last evaluation has not got there"
+    state = state_at(evaluated((4.0, 3.0), (3.0, 0.1)), Level("forget", 2.0))
+    assert (state["eval_retain_loss"], state["evaluated"]) == (0.1, 4)
+
+
+def test_no_state_is_made_up_within_a_jump_to_more_than_twice_the_level():
+    state = state_at(evaluated((50.0, 10.0), (60.0, 9.0)), Level("forget", 2.0))
+    assert (state["eval_retain_loss"], state["step"], state["evaluated"]) == (9.0, 4, 4)
+
+
+def test_a_level_of_the_retain_loss_gives_the_highest_forget_loss_below_it():
+    points = evaluated((2.0, 0.75), (4.0, 1.75), (9.0, 9.0))
+    state = state_at(points, Level("retain", 1.25))
+    assert state["eval_forget_gain"] == pytest.approx(2.5)
+    assert (state["step"], state["evaluated"]) == (3.0, 2)
+    assert state_at(points, Level("retain", 0.1)) is None
+
+
+def test_a_state_that_a_run_never_gets_to_or_only_after_it_diverged_is_none():
+    level = Level("forget", 5.0)
+    assert state_at(evaluated((1.0, 0.5), (4.9, 0.5)), level) is None
+    assert state_at(evaluated((1.0, 0.5), (4.0, math.nan), (9.0, 0.5)), level) is None
+    broken = evaluated((1.0, 0.5), (9.0, 0.5))
+    broken[1]["eval_forget_gain"] = None
+    assert state_at(broken, level) is None
+
+
+@pytest.mark.parametrize("text", ["forget", "test=1", "forget=x", "retain=0", "forget=inf"])
+def test_a_level_that_is_none_is_refused(text):
+    with pytest.raises(HamuError, match=f"^at '{text}' must be forget=LOSS or retain=LOSS"):
+        Level.parse(text)
+    assert Level.parse("retain=0.25") == ("retain", 0.25)

@@ -1,4 +1,4 @@
-"""The commands: flags in, one call of a job, its result in words; and the help of each."""
+"""A command: its help, its run, and its result in words, short and aligned."""
 
 from __future__ import annotations
 
@@ -6,17 +6,239 @@ import argparse
 import dataclasses
 import inspect
 import re
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from transformers import TrainingArguments
 
-from hamu.cli import demo, printed, say
+from hamu import files
+from hamu.assess import REGIMES, Assessment, plain_answer
+from hamu.cli import demo, say
+from hamu.errors import HamuError
+from hamu.evaluation.attack_results import sentence
+from hamu.report import tables
 from hamu.unlearning import jobs
 from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN
 from hamu.unlearning.jobs.settings import Parser, parser_of
+from hamu.unlearning.record.verify import TOLERANCE
+
+_WORDS = {True: "holds", False: "does not hold", None: "cannot be checked"}
+
+
+def result(found: Any, console: Console) -> int:
+    """Print the result of a job; returns the exit code."""
+    if getattr(found, "was_complete", False):
+        console.print(f"the run in {found.folder} is complete", soft_wrap=True)
+        return 0
+    for printed in _PRINT[type(found)](found):
+        if isinstance(found, jobs.Compared) and isinstance(printed, Table):  # as wide as it must be
+            wide = console.options.update(width=1000)
+            printed.width = console.measure(printed, options=wide).maximum
+        console.print(printed, soft_wrap=isinstance(printed, str), crop=isinstance(printed, str))
+    if isinstance(found, jobs.Compared) and not found.finished:
+        place = found.folder / files.COMPARISON
+        raise HamuError(f"no run finished, of {found.runs}; the reasons are above and in {place}")
+    if getattr(found, "merge_failure", ""):
+        raise HamuError(found.merge_failure)
+    if isinstance(found, jobs.Assessed):
+        return int(found.assessment.verdict.code)
+    return 1 if isinstance(found, jobs.Verified) and found.count(False) else 0
+
+
+def _plan(found: jobs.RunPlan) -> Iterator[Any]:
+    table = tables.plain_table("what", "how much", right=(1,))
+    for row in found.rows:
+        table.add_row(*row)
+    yield table
+    yield found.note
+
+
+def _trained(found: jobs.Trained) -> Iterator[Any]:
+    for name in ("train", "test"):
+        if f"{name}_loss" in found.figures:
+            loss, accuracy = (found.figures[f"{name}_{key}"] for key in ("loss", "accuracy"))
+            yield f"{name}: loss {loss:.4f}, accuracy {accuracy:.2%}"
+    yield f"the model is in {found.model}"
+
+
+def _unlearned(found: jobs.Unlearned) -> Iterator[Any]:
+    yield from _reports({role: found.figures[role] for role in ("before", "after")})
+    yield from found.lines
+    yield f"the model is in {found.model}"
+    yield (
+        f"the record is in {found.folder / files.READABLE_RECORD}; the SHA-256 of record.json is "
+        f"{found.record_digest}"
+    )
+    yield f"to look at it: hamu report {shlex.quote(str(found.folder))}"
+
+
+def _evaluated(found: jobs.Evaluated) -> Iterator[Any]:
+    yield f"forget set: {found.forget_name}"
+    yield from _reports({"": found.report})
+    yield from found.lines
+    if "tofu" in found.report:
+        yield tables.tofu_table(found.report["tofu"])
+    if found.attacked is not None:
+        yield from list(_attacked(found.attacked))[1:]  # the forget set is named above
+    yield f"all figures are in {found.folder / files.EVALUATION}"
+
+
+def _attacked(found: jobs.Attacked) -> Iterator[Any]:
+    """The verdict and the curves of attacks."""
+    yield f"forget set: {found.forget_name}"
+    yield sentence(found.result)
+    yield from tables.attack_tables(found.result)
+    for name, reason in found.result.skipped.items():
+        yield f"{name} is left out: {reason}"
+    yield f"all figures are in {found.folder / files.ATTACK}"
+
+
+def _compared(found: jobs.Compared) -> Iterator[Any]:
+    comparison = found.comparison
+    yield tables.screen_table(comparison.shown)
+    if comparison.means:
+        yield "means over seeds ± standard deviation:"
+        yield tables.screen_table(comparison.means)
+    yield from tables.remarks(comparison)
+    if found.others:
+        yield (
+            f"not in this table: {found.others} more in {found.folder}; name their settings too to "
+            f"have all in one"
+        )
+    if found.finished:
+        yield (
+            f"the table is in {found.folder} as comparison.md, .tex, .csv and .json, the picture "
+            f"in {found.folder / files.COMPARISON_PICTURE}"
+        )
+
+
+def _verified(found: jobs.Verified) -> Iterator[Any]:
+    for finding in found.findings:
+        why = f": {finding.why}" if finding.why else ""
+        yield f"{_WORDS[finding.holds]:18} {finding.statement}{why}"
+    near = " and ".join(f"{value:g} ({precision})" for precision, value in TOLERANCE.items())
+    yield (
+        f"\n{found.count(True)} hold, {found.count(False)} do not hold, {found.count(None)} cannot "
+        f"be checked; figures may differ by {near}, relatively if above 1\nthe SHA-256 of "
+        f"record.json is {found.record_digest}"
+    )
+
+
+def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
+    """The figures of models side by side, of images or of texts."""
+    last = list(by_name.values())[-1]
+    is_text = "probability" in last["retain"]
+    theirs = {"retain model": last["retain_model"]} if is_text and "retain_model" in last else {}
+    yield tables.report_table(by_name | theirs)
+    for name, report in by_name.items():
+        lines = [tables.membership_line(report)]
+        if "privleak" in report:
+            lines.append(tables.privleak_line(report))
+        lines += tables.metric_lines(report)
+        yield from (f"{name}: {line}" if name else line for line in lines)
+    if "against_retain_model" in last:
+        yield tables.reference_table(last)
+
+
+def _assessed(found: jobs.Assessed) -> Iterator[Any]:
+    """The answer in a sentence, then a screen of figures."""
+    result = found.assessment
+    verdict = result.verdict
+    yield Text(plain_answer(result), "bold")
+    yield _hardness_table(result)
+    yield from _curvature(result)
+    other = {"forget": "retain", "retain": "forget"}
+    for side, records in result.conflicts.items():
+        worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
+        yield (
+            f"{side} records hardest against the {other[side]} gradient, by row: {worst}; a tenth "
+            f"of them makes up {records.top_share:.0%} of the conflict"
+        )
+    yield f"\n{verdict.reason}"
+    rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
+    if verdict.constraint > 0:
+        yield f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}"
+    yield f"this took {result.epochs:.2f} epochs' worth of passes; the model is unchanged"
+    yield (
+        f"\nall figures are in {found.folder / files.ASSESSMENT}, the frontier in "
+        f"{found.folder / files.FRONTIER}"
+    )
+
+
+def _hardness_table(found: Assessment) -> Table:
+    hard = found.hardness
+    sure: Any = found.intervals  # None where there are too few records
+    table = tables.plain_table(
+        "", "value", f"95% interval ({sure.parts} parts)" if sure else "", right=(1,)
+    )
+
+    def row(name: str, value: str, ends: Any = None) -> None:
+        """A line; `ends` of an interval has the whole model's in row 0."""
+        table.add_row(name, value, "" if ends is None else "{:+.4g} to {:+.4g}".format(*ends[0]))
+
+    row("‖g_r‖, ‖g_f‖ before clipping", "{:.4g}, {:.4g}".format(*found.gradient_norms))
+    row("κ = g_r·g_f, clipped", f"{hard.kappa:+.4g}", sure and sure.kappa)
+    row("cosθ", f"{hard.cos:+.4f}", sure and sure.cos)
+    for name, one, labels in (
+        ("hamu-q", found.hamu_q, ("κ1", "κ2")),
+        ("hamu-u", found.hamu_u, ("κ3", "κ4")),
+    ):
+        for label, key in zip(labels, ("direct_threshold", "stop_threshold"), strict=True):
+            interval = sure and getattr(sure.variants[name], key)
+            row(f"{label} ({name})", f"{getattr(one, key):+.4g}", interval)
+    often = "" if found.agreement is None else f"in {found.agreement:.0%} of resamples"
+    table.add_row("regime", hard.regime, often)
+    blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]
+    row("blocks that are " + ", ".join(REGIMES), ", ".join(map(str, blocks)))
+    for name, frontier in found.frontiers.items():
+        limits = f"{frontier.free_limit:.4g} of {frontier.feasible_limit:.4g}"
+        row(f"{name}: free of feasible, per η", limits)
+    scales = [None if n is None else f"{n:,.3g}" for n in found.noise_scales.values()]
+    if None not in scales:
+        row("noise scale, retain and forget records", ", ".join(map(str, scales)))
+    return table
+
+
+def _curvature(found: Assessment) -> Iterator[str]:
+    curvature, second = found.curvature, found.second_order
+    if curvature is None or second is None:
+        yield "curvature: not measured; --curvature_samples N takes N records whatever they cost"
+        return
+    rates = ", ".join(f"{found.trusted_rate(share):.3g} ({share:.0%})" for share in (0.01, 0.1))
+    yield (
+        f"curvature of the retain loss: λ_max {curvature.largest:.4g} on {found.curvature_samples} "
+        f"records; at learning rate {found.learning_rate:g} second order is up to "
+        f"{found.error_ratio:.2%} of first order; trusted up to {rates}"
+    )
+    words = {True: "unavoidable", False: "avoidable"}
+    general = f"cannot be told with the Hessian: {second.undecided}"
+    if second.unavoidable is not None:
+        change = f"least retain change {second.least_retain_change:+.3g} with the Hessian"
+        general = f"{words[second.unavoidable]}, {change}"
+    definite = "" if second.positive_definite else "not "
+    yield (
+        f"second order, for Q = {second.demand:.3g}: collateral forgetting "
+        f"{words[second.spherical_unavoidable]} on a sphere of λ_max; {general} ({definite}"
+        f"positive definite; damping {second.damping:.3g}, residual {second.residual:.2g})"
+    )
+
+
+_PRINT: dict[type, Callable[[Any], Iterator[Any]]] = {
+    jobs.RunPlan: _plan,
+    jobs.Trained: _trained,
+    jobs.Unlearned: _unlearned,
+    jobs.Assessed: _assessed,
+    jobs.Evaluated: _evaluated,
+    jobs.Attacked: _attacked,
+    jobs.Compared: _compared,
+    jobs.Verified: _verified,
+}
+
 
 # Commands that are no job of options: the arguments of their functions are their own.
 _OWN: dict[str, Callable[..., Any]] = {
@@ -30,10 +252,10 @@ def run(command: str, argv: list[str], console: Console) -> int:
     """Run a command and print its result; returns the exit code."""
     if command not in _OWN:
         found = getattr(jobs, command)(console=console, **given_flags(command, argv))
-        return printed.result(found, console)
+        return result(found, console)
     options = vars(own_parser(command).parse_args(argv))
     if command == "verify":
-        return printed.result(jobs.verify(**options), console)
+        return result(jobs.verify(**options), console)
     page = _OWN[command](console=console, **options)
     if page is not None:
         size = page.stat().st_size / 1e6

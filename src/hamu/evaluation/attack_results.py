@@ -47,7 +47,7 @@ class AttackSettings:
         "",
         "Attacks, with commas: relearn-retain, relearn-few, quantize; for texts also "
         "relearn-unrelated, prefill, sample. By default `hamu attack` runs those that relearn, "
-        "`hamu evaluate` none.",
+        "`hamu evaluate` and `hamu compare --at` none.",
     )
     attack_steps: int | None = _option(None, "Fine-tuning: steps; by default 80, for texts 40.")
     attack_seeds: int = _option(3, "Fine-tuning: repeat with this many seeds.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 from hamu.errors import HamuError
@@ -81,6 +82,52 @@ def _gains_at(entry: Mapping[str, Any]) -> Gains:
     """Gains at a logged evaluation; NaN for one that is not there."""
     gains = (entry[f"eval_{side}_gain"] for side in Gains._fields)
     return Gains(*(math.nan if gain is None else gain for gain in gains))
+
+
+class Level(NamedTuple):
+    """A loss of one side at which runs are compared by the gain of the other, in nats."""
+
+    side: str
+    loss: float
+
+    @classmethod
+    def parse(cls, text: str) -> Level:
+        """Read forget=LOSS or retain=LOSS."""
+        side, _, value = text.partition("=")
+        try:
+            found = cls(side, float(value))
+        except ValueError:
+            found = cls("", 0.0)
+        if found.side not in Gains._fields or not 0 < found.loss < math.inf:
+            raise HamuError(f"at {text!r} must be forget=LOSS or retain=LOSS, in nats")
+        return found
+
+
+def state_at(entries: Iterable[Mapping[str, Any]], level: Level) -> dict[str, float] | None:
+    """Figures of the best state of a run at a level; None if it never gets there.
+
+    For forget=X that with the least retain loss of those with a forget loss of X or more, for
+    retain=Y that with the highest forget loss of those with a retain loss of Y or less. States
+    between two evaluations count, linearly, unless the larger loss is more than twice the level.
+    `evaluated` is the next evaluated step that is there. A run that diverged ends before.
+    """
+    key, sign = f"eval_{level.side}_loss", 1.0 if level.side == "forget" else -1.0
+    names = [f"eval_{side}_{figure}" for side in Gains._fields for figure in ("loss", "gain")]
+    names += ["step", "eval_test_accuracy"]
+    known = [
+        {name: math.nan if e.get(name) is None else float(e[name]) for name in names}
+        for e in takewhile(lambda e: all(math.isfinite(g) for g in _gains_at(e)), entries)
+    ]
+    beyond = [sign * (entry[key] - level.loss) for entry in known]
+    pairs = zip(known, beyond, strict=True)
+    states = [{**entry, "evaluated": entry["step"]} for entry, by in pairs if by >= 0]
+    for (a, before), (b, after) in pairwise(zip(known, beyond, strict=True)):
+        if before * after < 0 and max(a[key], b[key]) <= 2 * level.loss:
+            share = before / (before - after)
+            between = {name: a[name] + share * (b[name] - a[name]) for name in names}
+            states.append({**between, "evaluated": (a if before > 0 else b)["step"]})
+    other = "retain" if level.side == "forget" else "forget"
+    return max(states, key=lambda state: state[f"eval_{other}_gain"], default=None)
 
 
 def gains_of(evaluation: Mapping[str, Any]) -> Gains:

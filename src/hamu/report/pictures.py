@@ -100,14 +100,21 @@ def plot_comparison(
     hypervolumes: Mapping[str, float],
     path: Path,
     title: str = "",
+    level: tuple[str, float] | None = None,
 ) -> None:
-    """Draw runs (method, points, gains of the model saved), the best first, beside hypervolumes."""
+    """Draw runs (method, points, gains of the model saved), the best first, beside hypervolumes.
+
+    A dashed line shows the gain of a side at which they are compared.
+    """
     figure, (axes, bars) = plt.subplots(
         1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained"
     )
     styles = styles_of([*(method for method, _, _ in runs), *hypervolumes])
     ends = [end for _, _, end in runs]
     draw_trajectories(axes, [run[:2] for run in runs], title, ends=ends, styles=styles)
+    if level is not None:
+        line = axes.axhline if level[0] == "forget" else axes.axvline
+        line(level[1], linestyle="--", color="0.3", linewidth=1, zorder=1)
     names = sorted(hypervolumes, key=hypervolumes.__getitem__)
     colors = [styles[name][0] for name in names]
     drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)

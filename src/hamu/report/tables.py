@@ -274,10 +274,15 @@ def attack_tables(result: attacks.AttackResult) -> list[Table]:
 SETTINGS = (
     Column("method", "method"),
     Column("constraint", "c", "g", "$c$"),
+    Column("forget_weight", "w", "g", "$w$"),
     Column("learning_rate", "lr", "g", r"$\eta$"),
     Column("seed", "seed", "d"),
 )
 RESULTS = (
+    Column("at_gain", "gain there", "+.4g"),
+    Column("at_step", "step there", ".3g"),
+    Column("at_test_accuracy", "test acc there", ".1%"),
+    Column("relearned", "relearned", ".3g"),
     Column("forget_gain", "ΔL_f", "+.4g", r"$\Delta L_f$"),
     Column("retain_gain", "-ΔL_r", "+.4g", r"$-\Delta L_r$"),
     Column("forgotten", "forgotten", "g"),
@@ -335,7 +340,7 @@ def csv_table(rows: Sequence[Row]) -> str:
 
 def markdown_page(comparison: Comparison) -> str:
     """Runs, means and remarks."""
-    parts = [comparison_table(comparison.rows).markdown()]
+    parts = [comparison_table(comparison.shown).markdown()]
     if comparison.means:
         parts.append("Means over seeds ± standard deviation:\n")
         parts.append(comparison_table(comparison.means).markdown())
@@ -345,7 +350,7 @@ def markdown_page(comparison: Comparison) -> str:
 def latex_page(comparison: Comparison) -> str:
     """Runs, means, and remarks as comments; the tables need the package booktabs."""
     lines = ["needs \\usepackage{booktabs}", *remarks(comparison)]
-    parts = [*(f"% {line}" for line in lines), comparison_table(comparison.rows).latex()]
+    parts = [*(f"% {line}" for line in lines), comparison_table(comparison.shown).latex()]
     if comparison.means:
         parts.append("% means over seeds and standard deviations")
         parts.append(comparison_table(comparison.means).latex())
@@ -363,14 +368,23 @@ def remarks(comparison: Comparison) -> list[str]:
     found = ", ".join(f"{name} {one:.4g}" for name, one in volumes)
     origin = f"({reference.forget:g}, {reference.retain:.4g})"
     lines += [CAPTION, f"hypervolume over {origin}: {found}"]
+    if (level := comparison.level) is not None:
+        other = "-ΔL_r" if level.side == "forget" else "ΔL_f"
+        lines.append(
+            f"there: where the {level.side} loss is {level.loss:g}, by interpolation; the gain is "
+            f"{other}. relearned: share of forgotten images recognised, or loss of forgotten "
+            f"texts, after the attack {attacks.RELEARN_RETAIN}"
+        )
+        never = {row["method"] for row in comparison.rows} - comparison.best_settings().keys()
+        lines += [f"never there: {', '.join(sorted(never))}"] * bool(never)
     for row in comparison.rows:
         if row["failed"]:
             lines.append(f"{row['run']} failed: {row['failed']}")
-    for row in comparison.rows:
+    for row in comparison.shown:
         if not row["failed"] and row["ended_because"] != ALL_DONE.text:
             reason = f"ended at step {row['ended_at']} because {row['ended_because']}"
             lines.append(f"{row['run']} {reason}")
-    environments = {row["run"]: row.get("environment") for row in comparison.rows}
+    environments = {row["run"]: row.get("environment") for row in comparison.shown}
     if differing := differing_environments(environments):
         lines.append(f"not all were computed alike: {differing}")
     return lines

@@ -229,11 +229,9 @@ class GoalRun:
         self._pairs.focus = [(start, positions) for start, positions in state["focus"]]
 
     def save(self, folder: Path) -> None:
-        """Write tensors into a checkpoint: limits, reference, best state, point ahead, mean."""
+        """Write tensors into a checkpoint: limits, reference, best state and the point ahead."""
         reference = self.goal.reference if self.goal and self.goal.kind == "unseen" else None
         found: dict[str, Tensor | None] = {"limits": self.limits}
-        mean = self.pair.state_dict().get("mean", {})
-        found |= {f"mean.{name}": tensor for name, tensor in mean.items()}
         if reference is not None:
             found |= {"reference.losses": reference.losses, "reference.labels": reference.labels}
         if self.controller is not None:
@@ -256,7 +254,6 @@ class GoalRun:
             names = [name for name in found if name.startswith(prefix)]
             return {name.removeprefix(prefix): found[name] for name in names}
 
-        self.pair.load_mean(below("mean."))
         if "limits" in found:
             self.limits = found["limits"].to(self.pair.parameters[0].device)
         if self.goal is not None and "reference.losses" in found:

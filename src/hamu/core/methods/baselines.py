@@ -6,6 +6,7 @@ and -g_f, and κ = g_r·g_f > 0 is a conflict between them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -14,16 +15,32 @@ from torch import Tensor
 from hamu.core.gram import PairGram
 from hamu.core.methods import listed
 from hamu.core.methods.base import Method, Weights, ratio
+from hamu.errors import HamuError
 
 
 class _Fixed(Method):
-    """The same weights at every step; ½ and -½ unless a subclass says otherwise."""
+    """The same weights at every step."""
 
-    weights: ClassVar[tuple[float, float]] = (0.5, -0.5)
+    weights: tuple[float, float]
 
     def weigh(self, gram: PairGram) -> Weights:
         retain, forget = self.weights
         return Weights(torch.full_like(gram.dot, retain), torch.full_like(gram.dot, forget))
+
+
+@dataclass(frozen=True)
+class _Mixed(_Fixed):
+    """The forget gradient with its weight, the retain gradient with the rest."""
+
+    forget_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.forget_weight < 1:
+            raise HamuError(f"forget_weight {self.forget_weight} must be between 0 and 1")
+
+    @property
+    def weights(self) -> tuple[float, float]:  # type: ignore[override]
+        return 1.0 - self.forget_weight, -self.forget_weight
 
 
 @listed("ft")
@@ -41,27 +58,27 @@ class GradientAscent(_Fixed):
 
 
 @listed("gdiff")
-class GradientDifference(_Fixed):
+class GradientDifference(_Mixed):
     """GDiff: the mean of descent on the retain loss and ascent on the forget loss."""
 
 
 @listed("kl")
-class KLMinimization(_Fixed):
+class KLMinimization(_Mixed):
     """KL: ascend on the forget loss, stay near the original's predictions on the retain data."""
 
 
 @listed("scrub")
-class Scrub(_Fixed):
+class Scrub(_Mixed):
     """SCRUB: leave the original's predictions on forget data, keep them (and labels) on retain."""
 
 
 @listed("npo")
-class NegativePreference(_Fixed):
+class NegativePreference(_Mixed):
     """NPO with a retain loss (NPO-RT): the mean of retain descent and NPO's bounded forgetting."""
 
 
 @listed("simnpo")
-class SimpleNegativePreference(_Fixed):
+class SimpleNegativePreference(_Mixed):
     """SimNPO with a retain loss: NPO without the original model, normalised by length."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -21,7 +22,9 @@ from hamu.errors import HamuError, Interrupted, first_line
 
 Command = Callable[[str, Mapping[str, Any]], Any]  # of a module, which another process finds
 _POLL = 0.1  # seconds
-_CONTEXT: Any = multiprocessing.get_context("spawn")  # threads and devices do not survive a fork
+# Threads and devices do not survive a fork; without a device, a server that only imports does.
+_START = "spawn" if torch.accelerator.is_available() else "forkserver"
+_CONTEXT: Any = multiprocessing.get_context(_START)
 _INTERRUPTED = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 
 
@@ -56,6 +59,7 @@ class Children:
         self._environment = {**environment, "PYTHONSAFEPATH": "1"}  # no file here is a library
         if jobs > 1:
             self._environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // jobs))
+        _CONTEXT.set_forkserver_preload([command.__module__])  # each child begins with it loaded
         self._asked, self.asked_by = 0, 0
 
     def ask_to_end(self, number: int, frame: Any = None) -> None:
@@ -126,6 +130,7 @@ def _environment_of(environment: Mapping[str, str]) -> Iterator[None]:
 def _run(command: Command, call: Call, says: Any) -> None:
     """Run a job here: Ctrl-C is for the parent, which ends the others in order."""
     os.setsid()
+    gc.freeze()  # no collection goes through the libraries
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that was held back
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

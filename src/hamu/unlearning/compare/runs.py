@@ -6,39 +6,48 @@ unlearn` in its own folder: begun, gone on with, or finished.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from hamu.core.methods import build_method
 from hamu.errors import HamuError
 from hamu.evaluation import gains as pareto
-from hamu.evaluation.gains import Gains, gains_of
+from hamu.evaluation.attack_results import RELEARN_RETAIN, UNLEARNED, AttackResult
+from hamu.evaluation.gains import Gains, Level, gains_of, state_at
 from hamu.evaluation.membership import auc_of
-from hamu.files import COMPARISON, CONFIG, EVALUATION, INPUTS, RECORD, parse_json, read_json
+from hamu.files import (
+    ATTACK,
+    ATTACK_FOLDER,
+    COMPARISON,
+    CONFIG,
+    EVALUATION,
+    INPUTS,
+    RECORD,
+    parse_json,
+    read_json,
+)
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.goals import kind_in
 from hamu.unlearning.record import plain, versions
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer.config import unused_settings
 
 Row = dict[str, Any]
-_SHARED = ("setting", "method", "constraint", "learning_rate", "forget_records")
+_SHARED = ("setting", "method", "constraint", "forget_weight", "learning_rate", "forget_records")
 _AVERAGED = (
-    *("forget_gain", "retain_gain", "forgotten"),
+    *("forget_gain", "retain_gain", "at_step", "at_test_accuracy", "relearned", "forgotten"),
     *("forget_accuracy", "retain_accuracy", "test_accuracy"),
     *("forget_probability", "retain_probability", "test_probability", "utility"),
     *("membership_auc", "retain_model_auc", "promise_kept", "steps", "seconds"),
 )
 
 
-def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
+def finished_row(columns: Row, run: Path, seconds: float | None, level: Level | None = None) -> Row:
     """The figures of a finished run, after its own columns; those that are not finite are None."""
     evaluation, record = (read_json(run / name, remove=run) for name in (EVALUATION, RECORD))
     gains, steps = gains_of(evaluation), record["steps"]
@@ -46,6 +55,8 @@ def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
         "forget_gain": gains.forget,
         "retain_gain": gains.retain,
         "joint_gain": gains.joint,
+        **({} if level is None else figures_at(evaluation["trajectory"], level)),
+        **relearned(run),
         **model_figures(evaluation, "after"),
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": steps["taken"],
@@ -58,6 +69,27 @@ def finished_row(columns: Row, run: Path, seconds: float | None) -> Row:
     if row["forget_gain"] is None or row["retain_gain"] is None:
         row |= {"failed": "the losses of its model are not finite", "joint_gain": None}
     return row
+
+
+def figures_at(trajectory: Iterable[Mapping[str, Any]], level: Level) -> Row:
+    """Figures of a run at a level, see `state_at`: the other side's gain, step, test accuracy."""
+    other = "retain" if level.side == "forget" else "forget"
+    names = (f"eval_{other}_gain", "step", "eval_test_accuracy", "evaluated")
+    state = state_at(trajectory, level) or dict.fromkeys(names)
+    keys = ("at_gain", "at_step", "at_test_accuracy", "at_evaluated")
+    return {key: state[name] for key, name in zip(keys, names, strict=True)}
+
+
+def relearned(run: Path) -> Row:
+    """What fine-tuning on retain data has brought back, if a run was attacked so."""
+    path = run / ATTACK_FOLDER / ATTACK
+    if not path.is_file():
+        return {}
+    result = AttackResult.from_json(read_json(path))
+    if RELEARN_RETAIN not in result.outcomes:
+        return {}
+    outcome = result.outcomes[RELEARN_RETAIN][UNLEARNED]
+    return {"relearned": outcome.mean(result.figure, outcome.at[-1])}
 
 
 def failed_row(
@@ -113,7 +145,7 @@ def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
     report, goal = evaluation[role], (evaluation.get("goal") or {}).get(role, {})
     found: Row = {"forgotten": goal.get("forgotten"), "forget_records": goal.get("records")}
     for side in ("forget", "retain", "test"):
-        for figure in ("accuracy", "probability"):
+        for figure in ("loss", "accuracy", "probability"):
             found[f"{side}_{figure}"] = report.get(side, {}).get(figure)
     probability = found["retain_probability"]
     return found | {
@@ -125,10 +157,15 @@ def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of `finished_row` and `failed_row` in order, and the figures that all started from."""
+    """Rows of `finished_row` and `failed_row` in order, and the figures that all started from.
+
+    With a level rows are ranked by the gain there, with `best` only these settings are `shown`.
+    """
 
     found: tuple[Row, ...]
     start: Row | None
+    level: Level | None = None
+    best: frozenset[str] = frozenset()
 
     @property
     def _finished(self) -> list[Row]:
@@ -137,17 +174,43 @@ class Comparison:
     @cached_property
     def rows(self) -> list[Row]:
         """All rows by joint gain, with `pareto` for those that no other beats; then the failed."""
-        return [*_ranked(self._finished), *(row for row in self.found if row["failed"])]
+        ranked = _ranked(self._finished, self._by)
+        return [*ranked, *(row for row in self.found if row["failed"])]
+
+    @property
+    def _by(self) -> str:
+        return "joint_gain" if self.level is None else "at_gain"
+
+    @property
+    def shown(self) -> list[Row]:
+        """The rows for people: of the best settings, if some are; else all."""
+        return [row for row in self.rows if not self.best or row["setting"] in self.best]
+
+    @property
+    def level_gain(self) -> tuple[str, float] | None:
+        """The side of the level, and its gain there."""
+        if self.level is None or self.start is None:
+            return None
+        rise = self.level.loss - _value(self.start[f"{self.level.side}_loss"])
+        return self.level.side, rise if self.level.side == "forget" else -rise
+
+    def best_settings(self) -> dict[str, str]:
+        """The best setting of each method that gets to the level."""
+        found: dict[str, str] = {}
+        for row in self.rows:
+            if row.get("at_gain") is not None:
+                found.setdefault(row["method"], row["setting"])
+        return found
 
     @cached_property
     def means(self) -> list[Row]:
         """Means and (sample) standard deviations by setting; empty if there is one seed alone."""
         groups: dict[str, list[Row]] = {}
-        for row in self.rows:
+        for row in self.shown:
             if not row["failed"]:
                 groups.setdefault(row["setting"], []).append(row)
         has_several_seeds = len({row["seed"] for row in self.found}) > 1
-        return _ranked(map(_mean, groups.values())) if has_several_seeds else []
+        return _ranked(map(_mean, groups.values()), self._by) if has_several_seeds else []
 
     @cached_property
     def reference(self) -> Gains:
@@ -167,11 +230,19 @@ class Comparison:
         """Rows, means and hypervolumes, as JSON holds them."""
         reference = (self.reference.forget, self.reference.retain)
         volumes = {"reference": reference, "methods": self.hypervolumes}
-        return {"start": self.start, "runs": self.rows, "means": self.means, "hypervolume": volumes}
+        level = (
+            {} if self.level is None else {"at": self.level._asdict(), "best": sorted(self.best)}
+        )
+        return level | {
+            "start": self.start,
+            "runs": self.rows,
+            "means": self.means,
+            "hypervolume": volumes,
+        }
 
 
-def _ranked(rows: Iterable[Row]) -> list[Row]:
-    rows = sorted(rows, key=lambda row: -_value(row["joint_gain"]))
+def _ranked(rows: Iterable[Row], by: str = "joint_gain") -> list[Row]:
+    rows = sorted(rows, key=lambda row: -_value(row[by], -math.inf))
     best = pareto.pareto_optimal([_gains(row) for row in rows])
     return [{**row, "pareto": is_best} for row, is_best in zip(rows, best, strict=True)]
 
@@ -183,6 +254,8 @@ def _mean(rows: list[Row]) -> Row:
     # each end once, with its count where there are several: "all steps 2, criterion 1"
     ends = Counter(one["ended"] for one in rows).most_common()
     row["ended"] = ", ".join(end if len(ends) == 1 else f"{end} {count}" for end, count in ends)
+    everywhere = all(one.get("at_gain") is not None for one in rows)
+    row["at_gain"] = _averaged(rows, "at_gain") if everywhere else None
     return row | {"joint_gain": {"mean": _gains(row).joint, "deviation": None}}
 
 
@@ -197,8 +270,10 @@ def _gains(row: Row) -> Gains:
     return Gains(retain=_value(row["retain_gain"]), forget=_value(row["forget_gain"]))
 
 
-def _value(figure: Any) -> float:
+def _value(figure: Any, none: float = math.nan) -> float:
     """A figure, or the mean of one."""
+    if figure is None:
+        return none
     return float(figure["mean"] if isinstance(figure, dict) else figure)
 
 
@@ -230,55 +305,6 @@ def differing_environments(runs: Mapping[str, str | None]) -> str:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """The settings in which one run differs from the others; some methods have no constraint."""
-
-    method: str
-    constraint: float | None
-    learning_rate: float
-    seed: int
-
-    @property
-    def setting(self) -> str:
-        """The name that the runs of all seeds share."""
-        constraint = "" if self.constraint is None else f"-c{_short(self.constraint)}"
-        return f"{self.method}{constraint}-lr{_short(self.learning_rate)}"
-
-    @property
-    def name(self) -> str:
-        """The name of the run, and of its folder."""
-        return f"{self.setting}-s{self.seed}"
-
-    def columns(self) -> Row:
-        """The columns of its row that tell it from others."""
-        return {"setting": self.setting, **vars(self)}
-
-    def settings(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of the run: its own, and those shared ones that have an effect."""
-        own = {name: value for name, value in vars(self).items() if value is not None}
-        unused = unused_settings(build_method(self.method))
-        return {name: value for name, value in shared.items() if name not in unused} | own
-
-
-def cells(
-    methods: Iterable[str],
-    constraints: Iterable[float],
-    learning_rates: Iterable[float],
-    seeds: Iterable[int],
-) -> list[Cell]:
-    """All combinations, seed by seed; a method without a constraint is there once for all."""
-    takes = {name: "constraint" not in unused_settings(build_method(name)) for name in methods}
-    grid = product(seeds, takes, constraints, learning_rates)
-    found = (Cell(name, c if takes[name] else None, rate, seed) for seed, name, c, rate in grid)
-    return list(dict.fromkeys(found))
-
-
-def _short(value: float) -> str:
-    """The shortest text that means exactly this number."""
-    return repr(float(value)).removesuffix(".0")
-
-
-@dataclass(frozen=True)
 class Plan:
     """A run that is to be: its folder's name, own columns, file of settings, and all options."""
 
@@ -293,7 +319,8 @@ class Runs:
 
     `options_of` reads the config.yaml of an earlier run, `inputs` what runs read now; `overwrite`
     replaces runs that had other settings or inputs. Each run is given `options` beside its
-    settings. A HamuError names a run that is in the place of another.
+    settings; for `level` and `best` see `Comparison`. A HamuError names a run that is in the place
+    of another.
     """
 
     # what to do about a run that is not the one planned in its place
@@ -308,14 +335,32 @@ class Runs:
         *,
         overwrite: bool = False,
         options: Mapping[str, Any] | None = None,
+        level: Level | None = None,
     ) -> None:
         self._folder, self._options_of, self._inputs = folder, options_of, cache(inputs)
         self._overwrite, self._options = overwrite, options or {}
-        self._plans = {plan.name: plan for plan in plans}
+        self._level, self.best = level, frozenset[str]()
+        self._plans: dict[str, Plan] = {}
+        self._calls: dict[str, Call] = {}
+        self._rows: dict[str, Row] = {}
         self._seconds = _seconds(folder)
-        calls = {name: self._call(plan) for name, plan in self._plans.items()}
-        self._calls = {name: call for name, call in calls.items() if call is not None}
-        self._rows = {name: self._finished(name) for name in calls if calls[name] is None}
+        self.add(plans)
+
+    def add(self, plans: Iterable[Plan]) -> None:
+        """Plan more runs."""
+        for plan in plans:
+            self._plans[plan.name] = plan
+            call = self._call(plan)
+            if call is None:
+                self.read(plan.name)
+            else:
+                self._calls[plan.name] = call
+
+    def read(self, name: str) -> None:
+        """Read the figures of a finished run."""
+        columns, seconds = self._plans[name].columns, self._seconds.get(name)
+        place = self._folder.path / name
+        self._rows[name] = finished_row(columns, place, seconds, self._level)
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -338,7 +383,8 @@ class Runs:
     def comparison(self) -> Comparison:
         """The comparison of the runs that have ended so far."""
         seeds = {self._plans[name].columns.get("seed"): run for name, run in self.folders().items()}
-        return Comparison(tuple(self.rows), start_figures(seeds.values()))
+        start = start_figures(seeds.values())
+        return Comparison(tuple(self.rows), start, self._level, self.best)
 
     def summary(self) -> dict[str, Any]:
         """Content of comparison.json but for times."""
@@ -349,18 +395,18 @@ class Runs:
 
         A run that was asked to end has no row. comparison.json holds at any time what is known.
         """
-        self._save()
-        for ended in children.make(self._calls.values()):
+        self.save()
+        for ended in children.make([self._calls[name] for name in self.waiting]):
             name, resumed = ended.name, "resume" in self._calls[ended.name].options
             earlier = self._seconds.get(name, 0.0) if resumed else 0.0
             self._seconds[name] = round(earlier + ended.seconds, 1)
             if not ended.reason and (self._folder.path / name / RECORD).is_file():
-                self._rows[name] = self._finished(name)
+                self.read(name)
             elif not children.asked_by:
                 columns, took = self._plans[name].columns, self._seconds[name]
                 reason, was = ended.reason or "it left no record", ended.interrupted
                 self._rows[name] = failed_row(name, columns, reason, took, interrupted=was)
-            self._save()
+            self.save()
             if name in self._rows:
                 yield self._rows[name]
 
@@ -390,11 +436,8 @@ class Runs:
         other = differing(read_inputs(place), self._inputs())
         return other and f"another {other} than there is now"
 
-    def _finished(self, name: str) -> Row:
-        columns, seconds = self._plans[name].columns, self._seconds.get(name)
-        return finished_row(columns, self._folder.path / name, seconds)
-
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write comparison.json."""
         self._folder.write_json(COMPARISON, self.summary() | {"seconds": self._seconds})
 
 

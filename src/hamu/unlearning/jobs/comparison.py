@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,20 +16,22 @@ from rich.console import Console
 
 from hamu.core.methods import method_classes
 from hamu.errors import HamuError, Interrupted
-from hamu.evaluation import build_metrics
-from hamu.files import COMPARISON_PICTURE, COMPARISON_TABLES, RECORD
+from hamu.evaluation import AttackSettings, build_metrics
+from hamu.evaluation.gains import Level
+from hamu.files import (
+    ATTACK,
+    ATTACK_FOLDER,
+    COMPARISON_PICTURE,
+    COMPARISON_TABLES,
+    MODEL,
+    RECORD,
+    read_json,
+)
 from hamu.report.pictures import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
-from hamu.unlearning.compare.children import Children
-from hamu.unlearning.compare.runs import (
-    Cell,
-    Comparison,
-    Plan,
-    Runs,
-    cells,
-    check_same_inputs,
-    trajectory,
-)
+from hamu.unlearning.compare.cells import Cell, cells, random_cells
+from hamu.unlearning.compare.children import Call, Children
+from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
 from hamu.unlearning.jobs.options import CompareOptions
 from hamu.unlearning.jobs.progress import handling, silent, task_bar
 from hamu.unlearning.jobs.settings import every_option, settings_of
@@ -53,25 +55,32 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     """Unlearn by several methods, constraints, learning rates and seeds, and compare the results.
 
     Takes the options of unlearn, but for --method, a goal, --dry_run and --resume. Each run has a
-    process of its own. The same command again goes on where it was.
+    process of its own. The same command again goes on where it was. With `at` they are compared
+    where they have forgotten, or paid, equally; with `trials` each method is tuned alike before.
     """
     environment = dict(os.environ)  # of the runs; reading settings changes it
     settings = settings_of("compare", options)
     asked, args = settings.of(CompareOptions), settings.of(UnlearnConfig)
+    attacks = settings.of(AttackSettings)
+    _check_attacks(asked, args, attacks)
     build_metrics()  # a broken one is to cost no run
-    grid = cells(
-        asked.methods or method_classes(),
-        asked.constraints or [args.constraint],
-        asked.learning_rates or [args.learning_rate],
-        asked.seeds or [args.seed],
-    )
+    methods, seeds = asked.methods or method_classes(), asked.seeds or [args.seed]
+    if asked.trials is not None:
+        grid = random_cells(methods, asked.trials, args.learning_rate, seeds[0])
+    else:
+        rates = asked.learning_rates or [args.learning_rate]
+        grid = cells(methods, asked.constraints or [args.constraint], rates, seeds)
     task = choose_task(settings, console or silent())
     folder, problem = task.start(resume=holds_a_comparison(Path(str(args.output_dir))))
     task.settle_adapter()
-    own = {*vars(asked), "output_dir"}
+    own = {*vars(asked), *vars(attacks), "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}
     with folder, TemporaryDirectory(prefix="hamu-") as place:
-        plans = [_planned(cell, shared, Path(place)) for cell in grid]
+
+        def planned(grid: Iterable[Cell]) -> list[Plan]:
+            return [_planned(cell, shared, Path(place)) for cell in grid]
+
+        plans = planned(grid)
         folder.prepare()
         runs = Runs(
             folder,
@@ -80,12 +89,80 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             lambda: task.inputs_of(problem),
             overwrite=task.run.overwrite,
             options={"trust_remote_code": task.run.trust_remote_code},
+            level=Level.parse(asked.at) if asked.at else None,
         )
-        before = len(grid) - len(runs.waiting)
-        task.announce(problem, f"; {len(grid)} runs, {before} of them finished before")
+        before = len(runs) - len(runs.waiting)
+        task.announce(problem, f"; {len(runs)} runs, {before} of them finished before")
         folder.remove(*COMPARISON_TABLES, COMPARISON_PICTURE)  # runs may change from here on
-        run_waiting(runs, Children(asked.jobs, environment, run_job), task.console, "compare")
+        children = Children(asked.jobs, environment, run_job)
+        run_waiting(runs, children, task.console, "compare")
+        best = {*runs.comparison().best_settings().values()}
+        if asked.trials is not None:
+            winners = [cell for cell in grid if cell.setting in best]
+            more = planned(replace(cell, seed=seed) for cell in winners for seed in seeds[1:])
+            plans, runs.best = plans + more, frozenset(best)
+            runs.add(more)
+            run_waiting(runs, children, task.console, "compare")
+        if attacks.attacks:
+            states = _states(runs, [plan for plan in plans if plan.columns["setting"] in best])
+            runs.best = frozenset(plan.columns["setting"] for plan in states)
+            runs.add(states)
+            run_waiting(runs, children, task.console, "compare")
+            _attack(runs, states, attacks, children, task.console)
         return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")
+
+
+def _attack(
+    runs: Runs,
+    states: Iterable[Plan],
+    attacks: AttackSettings,
+    children: Children,
+    console: Console,
+) -> None:
+    """Attack the models of finished runs, but for those with the results of such attacks."""
+    asked = {name: value for name, value in asdict(attacks).items() if value is not None}
+    calls, folders = [], runs.folders()
+    for plan in states:
+        if plan.name not in folders:
+            continue
+        run = folders[plan.name]
+        path = run / ATTACK_FOLDER / ATTACK
+        if not path.is_file() or read_json(path)["settings"] != asdict(attacks):
+            own = {"model": str(run / MODEL), "output_dir": str(path.parent), "overwrite": True}
+            calls.append(Call(plan.name, "attack", asked | {"config": str(plan.settings)} | own))
+    waiting = {call.name for call in calls}
+    with handling(children.ask_to_end), task_bar(console) as bar:
+        for call in bar.track(children.make(calls), total=len(calls), description="attack"):
+            why = f" failed: {call.reason}" if call.reason else ""
+            console.print(f"{call.name}: attack{why}, {call.seconds:.0f} s", soft_wrap=True)
+            runs.read(call.name)
+            waiting.remove(call.name)
+    _check_not_interrupted(children, len(waiting))
+    runs.save()
+
+
+def _check_attacks(asked: CompareOptions, args: UnlearnConfig, attacks: AttackSettings) -> None:
+    schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    if attacks.attacks and (asked.at is None or schedule != "constant"):
+        raise HamuError(
+            f"attacks {attacks.attacks} are on the state at a loss, to which a run is repeated: "
+            f"give --at, and leave --lr_scheduler_type {schedule} at constant"
+        )
+
+
+def _states(runs: Runs, plans: Iterable[Plan]) -> list[Plan]:
+    """Plans that end at the first evaluated state at the level."""
+    steps: Mapping[str, Any] = {row["run"]: row.get("at_evaluated") for row in runs.rows}
+    found = []
+    for plan in plans:
+        if steps.get(plan.name):
+            name, content = f"{plan.name}-at", yaml.safe_load(plan.settings.read_text())
+            path = plan.settings.with_name(f"{name}.yaml")
+            content |= {"max_steps": int(steps[plan.name])}
+            path.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+            columns = {**plan.columns, "setting": f"{plan.columns['setting']}-at"}
+            found.append(Plan(name, columns, path, every_option(path)))
+    return found
 
 
 def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
@@ -108,12 +185,12 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
         folder.write_text(name, content)
     drawn = [
         (row["method"], *trajectory(finished[row["run"]]))
-        for row in comparison.rows
+        for row in comparison.shown
         if row["run"] in finished
     ]
     if drawn:
         picture = folder.path / COMPARISON_PICTURE
-        plot_comparison(drawn, comparison.hypervolumes, picture, title)
+        plot_comparison(drawn, comparison.hypervolumes, picture, title, comparison.level_gain)
     others = {path.parent.name for path in folder.path.glob(f"*/{RECORD}")} - finished.keys()
     return Compared(folder.path, comparison, len(finished), len(runs), len(others))
 
@@ -134,9 +211,13 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
                     f"{row['steps']} steps, {row['seconds']:.0f} s"
                 )
             console.print(f"{row['run']}{end}", soft_wrap=True)
-    if children.asked_by and runs.waiting:
+    _check_not_interrupted(children, len(runs.waiting))
+
+
+def _check_not_interrupted(children: Children, left: int) -> None:
+    if children.asked_by and left:
         raise Interrupted(
-            f"interrupted by {signal.Signals(children.asked_by).name}; {len(runs.waiting)} runs "
-            f"are not finished; the same command goes on with them",
+            f"interrupted by {signal.Signals(children.asked_by).name}; {left} runs are not "
+            f"finished; the same command goes on with them",
             children.asked_by,
         )

@@ -7,7 +7,9 @@ from math import inf
 from typing import Any
 
 from hamu.data.text import QUESTION_TEMPLATE
+from hamu.errors import HamuError
 from hamu.evaluation.attack_results import AttackSettings
+from hamu.evaluation.gains import Level
 from hamu.unlearning.goals import check_goal_settings
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 
@@ -41,7 +43,7 @@ PATHS = _names(
 )
 # Least values, and those that are too much.
 BOUNDS = {
-    **dict.fromkeys(("expected_retain", "expected_forget", "jobs"), (1, inf)),
+    **dict.fromkeys(("expected_retain", "expected_forget", "jobs", "trials"), (1, inf)),
     "generate": (0, inf),
     "lora_dropout": (0, 1),
 }
@@ -296,13 +298,32 @@ class CompareOptions:
         default=None, metadata={"help": "Seeds; by default that one alone."}
     )
     jobs: int = _option(1, "Run this many at a time, each in a process of its own.")
+    at: str | None = _option(
+        None,
+        "Rank by the gain of the other side where runs have a loss: forget=LOSS or retain=LOSS, "
+        "between evaluations by interpolation.",
+    )
+    trials: int | None = _option(
+        None,
+        "With --at: this many runs per method with random learning rates (a tenth to ten times "
+        "--learning_rate) and strengths, then the best one with all seeds.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.at is not None:
+            Level.parse(self.at)
+        elif self.trials is not None:
+            raise HamuError(f"trials {self.trials} are judged at a loss; give --at forget=LOSS")
+        for name in ("constraints", "learning_rates") if self.trials is not None else ():
+            if getattr(self, name) is not None:
+                raise HamuError(f"{name} are drawn by --trials; leave out one of them")
 
 
 TYPES: dict[str, tuple[type, ...]] = {
     "train": (DataOptions, RunOptions, TrainConfig),
     "assess": (DataOptions, RunOptions, AssessOptions, UnlearnConfig),
     "unlearn": (DataOptions, RunOptions, UnlearnConfig),
-    "compare": (DataOptions, RunOptions, CompareOptions, UnlearnConfig),
+    "compare": (DataOptions, RunOptions, CompareOptions, AttackSettings, UnlearnConfig),
     "evaluate": (DataOptions, RunOptions, EvaluateOptions, AttackSettings, TrainConfig),
     "attack": (DataOptions, RunOptions, OriginalOptions, AttackSettings, TrainConfig),
 }

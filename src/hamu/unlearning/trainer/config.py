@@ -32,8 +32,11 @@ _UPLOADS = ("WANDB_LOG_MODEL", "WANDB_WATCH", "HF_MLFLOW_LOG_ARTIFACTS")
 # Settings that have no effect with some methods: for these a method needs a pass over the side,
 _OF_A_SIDE = dict.fromkeys(("forget_objective", "min_forget_loss", "max_forget_loss"), "forget")
 _OF_A_SIDE["max_retain_loss"] = "retain"
-# for these a field of its own: a constraint and what belongs to it, or a stopping rule.
-_CONSTRAINT_FIELDS = ("constraint", "constraint_mode", "distribution", "radius", "on_infeasible")
+# for these a field of its own: a constraint and what belongs to it, a weight, or a stopping rule.
+_METHOD_FIELDS = (
+    *("constraint", "constraint_mode", "distribution", "radius", "on_infeasible"),
+    "forget_weight",
+)
 _STOPPING_FIELDS = ("stopping", "stopping_margin", "stopping_patience", "stopping_window")
 _LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
 # Settings of transformers that a step or an evaluation of unlearning has no place for.
@@ -190,6 +193,12 @@ class UnlearnConfig(TrainConfig):
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
     stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
     stopping_window: int = _option(1, "Average the criterion over this many steps.")
+    stopping_records: int = _option(
+        640, "Half-life of the criterion's means over batches, for smaller ones; 0: one batch."
+    )
+    forget_weight: float = _option(
+        0.5, "gdiff, kl, scrub, npo, simnpo: weight of the forget gradient; retain has the rest."
+    )
     pairing: str = _option("sequential", "sequential, or split (half the processes for each side).")
     shard: bool = _option(False, "Shard model, gradients and optimizer over processes (FSDP2).")
     offload_grads: str = _option(
@@ -265,10 +274,9 @@ class UnlearnConfig(TrainConfig):
         for name in ("max_eval_samples", "lookahead_steps", "trust_region_growth"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{name} {value} must be at least 1")
-        _check(
-            (self.check_steps or 0) >= 0,
-            f"check_steps {self.check_steps} must not be negative; 0 for never",
-        )
+        for name, none in (("check_steps", "never"), ("stopping_records", "one batch")):
+            value = getattr(self, name) or 0
+            _check(value >= 0, f"{name} {value} must not be negative; 0 for {none}")
         if self.forget_objective is not None:
             build_objective(self.forget_objective)
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
@@ -393,7 +401,7 @@ class UnlearnConfig(TrainConfig):
                 radius = float(radius)
             except ValueError:
                 raise HamuError(f'radius {radius!r} is neither "gradient" nor a number') from None
-        settings = {name: getattr(self, name) for name in _CONSTRAINT_FIELDS} | {"radius": radius}
+        settings = {name: getattr(self, name) for name in _METHOD_FIELDS} | {"radius": radius}
         stopping = StoppingRule(*(getattr(self, name) for name in _STOPPING_FIELDS))
         return build_method(self.method, **settings, stopping=stopping)
 
@@ -422,8 +430,8 @@ def unused_settings(method: Method) -> set[str]:
     """Names of the settings that have no effect with a method, or are refused with it."""
     own: set[str] = {one.name for one in fields(method)} if is_dataclass(method) else set()
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
-    unused |= set(_CONSTRAINT_FIELDS) - own
-    unused |= set() if "stopping" in own else set(_STOPPING_FIELDS)
+    unused |= set(_METHOD_FIELDS) - own
+    unused |= set() if "stopping" in own else {*_STOPPING_FIELDS, "stopping_records"}
     return unused if isinstance(method, HamuQ | HamuU) else unused | {"correct_steps"}
 
 

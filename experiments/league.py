@@ -1,0 +1,205 @@
+"""The league: every method and forget objective at equal forgetting, with equal effort.
+
+    python -m experiments league digits [cifar] [tofu] --cifar_dir CIFAR10 --tofu_dir TOFU
+
+Each problem: an original model, a model retrained without the forget set, and `hamu compare --at` the retrained model's
+forget loss: the same steps, batches, optimizer (AdamW) and number of trials for all, the best settings with three seeds,
+then 20 steps of fine-tuning on retain data. Adds to docs/results/league.json and prints the tables of league.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from experiments.forgotten import evaluated
+from experiments.problems import Problem, cifar, digits, original, retrained, run, slug, tofu
+from hamu.core.methods import method_classes
+
+SEEDS = (42, 43, 44)
+ATTACK = ("--attacks", "relearn-retain", "--attack_steps", "20", "--attack_seeds", "1")
+BY_HAND = "--constraint_mode relative --stopping off --on_infeasible clamp --optim adamw_torch --check_steps 0"
+WITHOUT = ("ft",)  # forgets nothing
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What every method may spend on a problem: steps, evaluations, the middle of the learning rates."""
+
+    steps: int
+    evaluated_every: int
+    rate: float
+    trials: int = 8
+
+    def words(self) -> tuple[str, ...]:
+        """As options of `hamu compare`."""
+        return (*BY_HAND.split(), "--max_steps", str(self.steps), "--eval_strategy", "steps",
+                "--eval_steps", str(self.evaluated_every), "--learning_rate", str(self.rate),
+                "--trials", str(self.trials), "--seeds", *map(str, SEEDS))  # fmt: skip
+
+
+EFFORT = {"digits": Effort(60, 2, 1e-4), "cifar": Effort(60, 5, 1e-4), "tofu": Effort(60, 5, 1e-4)}
+# Forget objectives beside each method's own, and the methods that raise them here.
+OBJECTIVES = ("bounded", "npo", "simnpo", "wga", "satimp", "undial", "ce-u")
+RAISING = ("hamu-q", "gdiff", "pcgrad")
+
+
+def measured(
+    problem: Problem, work: Path, methods: list[str], objective: str | None, jobs: int
+) -> dict[str, Any]:
+    """Methods with their own forget objectives, or with one for all, on a problem."""
+    model, retain_model = original(problem, work), retrained(problem, work)
+    what = (*problem.data, *problem.forget)
+    checked = work / f"{slug(problem.name)}-retrained-check"
+    if not (checked / "evaluation.json").exists():
+        evaluated(what, retain_model, model, checked)
+    level = json.loads((checked / "evaluation.json").read_text())["forget"]["loss"]
+    attacked = work / f"{slug(problem.name)}-retrained-attack"
+    if not (attacked / "attack.json").exists():
+        run(
+            "attack",
+            *what,
+            *problem.extra,
+            "--model",
+            retain_model,
+            *ATTACK,
+            "--output_dir",
+            str(attacked),
+        )
+    folder = work / f"{slug(problem.name)}-league-{objective or 'own'}"
+    raised = () if objective is None else ("--forget_objective", objective)
+    run("compare", *what, *problem.extra, "--model", model, "--methods", *methods, *raised, *EFFORT[problem.original].words(),
+        "--at", f"forget={level:.4g}", *ATTACK, "--jobs", str(jobs), "--output_dir", str(folder))  # fmt: skip
+    found = json.loads((folder / "comparison.json").read_text())
+    own = json.loads((attacked / "attack.json").read_text())["outcomes"]["relearn-retain"]
+    return {
+        "level": found["at"]["loss"],
+        "start": {side: found["start"][f"{side}_loss"] for side in ("forget", "retain")},
+        "retrained_relearned": _last(own["unlearned"]),
+        "effort": vars(EFFORT[problem.original]),
+        "rows": {name: _row(found, name) for name in methods},
+    }
+
+
+def _last(outcome: Mapping[str, Any]) -> float:
+    """The mean over seeds after the last step: share recognised, or the loss of texts."""
+    figures = outcome["figures"]
+    return fmean(figures.get("recognised", figures["loss"])[-1])
+
+
+def _row(found: Mapping[str, Any], method: str) -> dict[str, Any] | None:
+    """A method's best settings and what they cost, by seed; None if it never gets there."""
+    rows = [
+        row for row in found["runs"] if row["method"] == method and row["setting"] in found["best"]
+    ]
+    if not rows or any(row.get("at_gain") is None for row in rows):
+        return None
+    rows.sort(key=lambda row: row["seed"])
+    settings = ("constraint", "forget_weight", "learning_rate")
+    keys = {"cost": "at_gain", "step": "at_step", "test_accuracy": "at_test_accuracy", "relearned": "relearned",
+            "forget_loss": "forget_loss", "retain_loss": "retain_loss"}  # fmt: skip
+    by_seed = {name: [row.get(key) for row in rows] for name, key in keys.items()}
+    by_seed["cost"] = [-gain for gain in by_seed["cost"]]
+    return {name: rows[0][name] for name in settings if rows[0][name] is not None} | by_seed
+
+
+def ranked(rows: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
+    """Entries by mean cost, then by what comes back; those that never get there last."""
+
+    def key(item: tuple[str, Any]) -> tuple[float, float]:
+        one = item[1]
+        return (1e9, 0.0) if one is None else (fmean(one["cost"]), fmean(one["relearned"]))
+
+    return sorted(rows.items(), key=key)
+
+
+def entries(parts: Mapping[str, Any], problem: str) -> dict[str, Any]:
+    """All rows of a problem, by method and objective."""
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        of, _, objective = name.partition(" | ")
+        if of == problem:
+            suffix = f" + {objective}" if objective else ""
+            found |= {method + suffix: row for method, row in part["rows"].items()}
+    return found
+
+
+def table(parts: Mapping[str, Any]) -> str:
+    """A table for each problem, in Markdown."""
+    lines: list[str] = []
+    for problem in dict.fromkeys(name.partition(" | ")[0] for name in parts):
+        first = parts[problem]
+        lines += [f"## {problem}", "", f"At forget loss {first['level']:.4g} (before: {first['start']['forget']:.4g}); relearned by the retrained model: "
+                  f"{first['retrained_relearned']:.3g}.", "",
+                  "| | entry | retain cost | seeds | of HAMU-Q's | test accuracy | relearned | at step | settings |",
+                  "|---:|---|---:|---|---:|---:|---:|---:|---|"]  # fmt: skip
+        rows = entries(parts, problem)
+        ours = fmean(rows["hamu-q"]["cost"]) if rows.get("hamu-q") else None
+        for place, (name, row) in enumerate(ranked(rows), 1):
+            lines.append(f"| {place} | {name} | {_cells(row, ours)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cells(row: Mapping[str, Any] | None, ours: float | None) -> str:
+    if row is None:
+        return "never there | | | | | | "
+    settings = {"constraint": "c", "forget_weight": "w", "learning_rate": "lr"}
+    cost = fmean(row["cost"])
+    known = [f"{short} {row[name]:g}" for name, short in settings.items() if name in row]
+    return " | ".join([
+        f"{cost:+.4f}", f"{min(row['cost']):+.4f} to {max(row['cost']):+.4f}", f"{cost / ours:.2f}" if ours and min(cost, ours) > 0 else "-",
+        f"{fmean(row['test_accuracy']):.1%}", f"{fmean(row['relearned']):.3g}", f"{fmean(row['step']):.0f}", ", ".join(known),
+    ])  # fmt: skip
+
+
+def problems(names: list[str], work: Path, options: Any) -> list[Problem]:
+    """The problems of the league, the quick ones first."""
+    found: list[Problem] = []
+    if "digits" in names:
+        _twenty, hundred, plain, half = digits(work)
+        mixed = replace(
+            plain, name="digits, class 3, ρ = 0.25", forget=(*plain.forget, "--rho", "0.25")
+        )
+        found += [mixed, plain, half, hundred]
+    if "cifar" in names:
+        _twenty, hundred, plain, half = cifar(work, Path(options.cifar_dir))
+        found += [plain, half, hundred]
+    if "tofu" in names:
+        found += tofu(work, Path(options.tofu_dir))[:1]
+    return found
+
+
+def main(argv: list[str]) -> None:
+    """Run what has no result yet."""
+    parser = argparse.ArgumentParser(prog="experiments league", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("data", nargs="*", choices=("digits", "cifar", "tofu"))
+    parser.add_argument("--only", default="", help="the problem of this name")
+    parser.add_argument("--methods", nargs="+", help="by default all")
+    parser.add_argument("--objectives", nargs="*", default=OBJECTIVES)
+    parser.add_argument("--cifar_dir")
+    parser.add_argument("--tofu_dir")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--work_dir", default="runs/experiments")
+    parser.add_argument("--output", default="docs/results/league.json")
+    options = parser.parse_args(argv)
+    path, work = Path(options.output), Path(options.work_dir)
+    work.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    methods = options.methods or [name for name in method_classes() if name not in WITHOUT]
+    for problem in problems(options.data, work, options):
+        if options.only not in ("", problem.name):
+            continue
+        for objective in (None, *options.objectives):
+            name = problem.name if objective is None else f"{problem.name} | {objective}"
+            asked = methods if objective is None else [one for one in RAISING if one in methods]
+            if parts.get(name, {}).get("rows", {}).keys() < {*asked}:
+                parts[name] = measured(problem, work, asked, objective, options.jobs)
+                path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
+    print(table(parts))
