@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from doc_blocks import FENCE, ROOT, blocks_of, save_what_readers_have
 
-from hamu.cli import COMMANDS, main, printed
+from hamu.cli import COMMANDS, commands, main
+from hamu.cli.commands import given_flags
 from hamu.cli.demo import NEXT
-from hamu.cli.printed import given_flags
 from hamu.core import plugins
 from hamu.data import read_text
 from hamu.unlearning.jobs.options import BY_HAND, TYPES
@@ -95,7 +95,7 @@ def parse_options(argv, processes="1"):
         elif command != "methods":
             patch.setattr(Parser, "parse_args", stop)
             with pytest.raises(OptionsParsed):
-                printed.run(command, rest, None)
+                commands.run(command, rest, None)
 
 
 @pytest.mark.parametrize(
