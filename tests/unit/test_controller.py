@@ -254,6 +254,24 @@ def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     assert "80% wanted, also where fine-tuning leads" in end.text
 
 
+def test_what_has_lasted_once_is_rehearsed_again_with_the_same_demand_and_rate():
+    cheap = (9, START + 0.01)
+    work = Work(cheap, cheap, rehearsals=[(9, 7), (9, 8)]).start()
+    work.step()
+    assert work.demand == pytest.approx(1.25 * 0.5)
+    failed = work.controller.rate
+    work.step()
+    assert (work.demand, work.controller.rate) == (pytest.approx(1.25 * 0.5), failed)
+
+
+def test_a_lasting_run_slows_down_where_it_loses_a_share_that_was_reached():
+    work = Work((9, START + 0.06), (3, START + 0.06), rehearsals=[(9, 7)]).start()
+    work.step()
+    reached = work.controller.rate
+    work.step()
+    assert work.controller.rate == pytest.approx(0.75 * reached)
+
+
 def test_a_lasting_run_rehearses_where_the_point_is_at_the_end_of_a_retain_cycle():
     work = Work((9, START + 0.06), (9, START + 0.06), rehearsals=[(9, 9)])
     work.controller.every = 3

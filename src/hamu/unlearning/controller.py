@@ -11,10 +11,12 @@ targets, with HAMU-Q on the bounded objective as the engine:
         end if the share is reached within the budget, by all retain records too (a lasting run:
             also after fine-tuning a copy, twice in a row)
         the budget is exceeded           ->  φ halved: the steps repair the retain loss
-        half of it is left               ->  φ up by a quarter
+        half of it is left               ->  φ up by a quarter (not once a rehearsal was passed)
         far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
-        more and more records too high   ->  η down by a quarter (not in a lasting run)
-        no progress                      ->  η up by a quarter (not lasting yet: by a half)
+        more and more records too high   ->  η down by a quarter (a lasting run: if the share was
+            reached, and is lost again)
+        no progress                      ->  η up by a quarter (not lasting yet: by a half; not once
+            a rehearsal was passed)
 
 The state that it ends with is never worse than the start: of all that were measured within the
 budget it has the most records forgotten. It ends: k steps have a bound, and so has their number.
@@ -168,10 +170,12 @@ class Controller(TrainerCallback):
             cost = self._best_cost
         elif cost > self.budget:
             self._change(demand=0.5)
-        elif cost < 0.5 * self.budget:
+        elif cost < 0.5 * self.budget and not self._lasted:
             self._change(demand=1.25)
-        if within and self._stands_out(now):
+        if within and self._steps_are_too_large(now):
             self._change(rate=0.75)
+        elif self._lasted:
+            pass  # what has lasted once is rehearsed again as it is
         elif within and now.missing > _PROGRESS * self._last_missing:
             self._change(rate=1.25)
         elif self._can_rehearse and cost < 0.5 * self.budget:  # forgotten, but it does not last yet
@@ -210,10 +214,14 @@ class Controller(TrainerCallback):
             cost = self.history[-1]["retain_rise"] = rise
         return cost
 
-    def _stands_out(self, now: Standing) -> bool:
-        """True if too many records are too high, and ever more; a lasting run needs them so."""
-        many = max(2 * LEVEL * len(now.losses), self._last_too_high)
-        return self._work.lookahead is None and int(now.too_high.sum()) > many
+    def _steps_are_too_large(self, now: Standing) -> bool:
+        """True if too many records are too high, and ever more.
+
+        A lasting run needs them so; its steps are too large if they lose a share that was reached.
+        """
+        if self._work.lookahead is not None:
+            return self._best_count >= self._goal.share * len(now.losses) > now.count
+        return int(now.too_high.sum()) > max(2 * LEVEL * len(now.losses), self._last_too_high)
 
     @property
     def _parameters(self) -> list[Tensor]:
