@@ -237,6 +237,19 @@ def test_a_half_life_must_be_positive(half_life):
         pair_of(half_life=half_life)
 
 
+def test_processes_decide_by_the_sums_that_they_agree_on():
+    class First(Layout):
+        """The first process finds that both sides point the same way; this one, that they do not."""
+
+        def agree(self, numbers):
+            return torch.ones_like(numbers) + torch.eye(numbers.shape[-1])
+
+    pair = pair_of(half_life=40.0)
+    pair.use(First(pair.parameters, pair.block_of))
+    steps = run(pair, drawn(200, cos=0.0))
+    assert (len(steps), steps[-1].should_stop) == (20, True)
+
+
 def test_parts_of_gradients_have_no_population():
     class Parted(Layout):
         is_whole = False
