@@ -4,7 +4,8 @@ Floor: two backward passes and the optimizer's step, no clipping, no combine. Ou
 apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one
 process on one model, and the ratio is the median over pairs; the model is made anew every so often, because where
 its tensors happen to lie in memory moves the ratio as much as the step does. Host synchronisations are counted in one
-step, page faults over all steps. `trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its
+step, page faults over all steps. `_means` is the
+time of a paired step with running means (`half_life`) over one without. `trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its
 defaults over one that checks and logs nothing, ResNet-20 on the CPU or the GPU that is there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another
 `MALLOC_` variable in the environment prevents that).
 
@@ -20,13 +21,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from _report import print_report
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hamu import HamuQ, PairedGradients, UnlearnConfig, UnlearnTrainer
+from hamu import HamuQ, PairedGradients, StoppingRule, UnlearnConfig, UnlearnTrainer
 from hamu.cli import keep_freed_memory
 from hamu.models import SmallResNet, SmallResNetConfig
 
@@ -61,12 +63,13 @@ def llama_5m() -> tuple[nn.Module, Loss, Loss]:
 
 def steps(
     model: nn.Module, retain: Loss, forget: Loss
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """(the floor's step, the paired step), on one model."""
+) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
+    """(the floor's step, the paired step, the same with running means), on one model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    pair = PairedGradients(
-        model, HamuQ(0.5, constraint_mode="relative", stopping="off"), max_grad_norm=1.0
-    )
+    method = HamuQ(0.5, constraint_mode="relative", stopping="off")
+    pair = PairedGradients(model, method, max_grad_norm=1.0)
+    judged = HamuQ(0.5, constraint_mode="relative", stopping=StoppingRule(patience=10**9))
+    with_means = PairedGradients(model, judged, max_grad_norm=1.0, half_life=80)
 
     def floor() -> None:
         retain().backward()
@@ -74,7 +77,7 @@ def steps(
         optimizer.step()
         optimizer.zero_grad()
 
-    def paired() -> None:
+    def paired(pair: PairedGradients) -> None:
         with pair.retain():
             retain().backward()
         with pair.forget():
@@ -83,7 +86,7 @@ def steps(
         optimizer.step()
         optimizer.zero_grad()
 
-    return floor, paired
+    return floor, partial(paired, pair), partial(paired, with_means)
 
 
 def ratios(floor: Callable[[], None], paired: Callable[[], None], pairs: int) -> list[float]:
@@ -181,15 +184,18 @@ def main() -> None:
     reads = 0
     for name, (build, pairs) in cases.items():
         found: list[float] = []
+        of_means: list[float] = []
         faults = taken = 0
         for _ in range(_ROUNDS):
-            floor, paired = steps(*build())
+            floor, paired, with_means = steps(*build())
             floor(), paired()  # what stays is allocated once
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             found += ratios(floor, paired, max(2, pairs // (10 if quick else 1) // _ROUNDS))
             faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
             taken += 2 * max(2, pairs // (10 if quick else 1) // _ROUNDS)
+            of_means += ratios(paired, with_means, max(2, pairs // (10 if quick else 1) // _ROUNDS))
         figures[name] = round(statistics.median(found), 4)
+        figures[f"{name}_means"] = round(statistics.median(of_means), 4)
         figures[f"{name}_page_faults"] = round(faults / taken)
         with counted_reads() as of_floor:
             floor()

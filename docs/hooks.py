@@ -1,15 +1,15 @@
 """Additions to mkdocs: formulas without a script, tables of options, linked files, no other host.
 
-The API's tables of options come from the source; those of the commands are what `--help` prints.
+Options of the API come from the dataclasses, those of the commands are what `--help` prints.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import html
 import io
 import re
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,16 +108,16 @@ def _table(options: list[tuple[str, str, str]]) -> str:
 
 
 def _options(name: str) -> str:
-    """Table of the settings that a class adds, read from its source without an import."""
-    module = ast.parse((ROOT / "src/hamu/unlearning/trainer/config.py").read_text(encoding="utf-8"))
-    [settings] = [
-        node for node in module.body if isinstance(node, ast.ClassDef) and node.name == name
-    ]
+    """Table of the settings that a class adds."""
+    from hamu.unlearning.trainer import config
+
+    cls = getattr(config, name)
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for node in settings.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
-            default, text = (ast.literal_eval(argument) for argument in node.value.args)
-            rows.append(f"| `{ast.unparse(node.target)}` | `{default}` | {text} |")
+    rows += [
+        f"| `{one.name}` | `{one.default}` | {one.metadata['help']} |"
+        for one in fields(cls)
+        if one.name in vars(cls)["__annotations__"] and "help" in one.metadata
+    ]
     return "\n".join(rows)
 
 

@@ -1,7 +1,7 @@
 """Run experiments: `python -m experiments NAME [options]`.
 
-`forgotten`, `lasting` and `league` measure what docs/results shows of them; `figure-4`, `table-2`, ..., `all` are the paper's
-figures and tables. Without a name it lists these.
+`forgotten`, `lasting`, `league` and `stopping` measure what docs/results shows of them; `figure-4`, `table-2`, ..., `all`
+are the paper's figures and tables. Without a name it lists these.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from hamu.cli import run_experiments
 
-OWN = ("forgotten", "lasting", "league")
+OWN = ("forgotten", "lasting", "league", "stopping")
 
 
 def main(argv: list[str] | None = None) -> int:

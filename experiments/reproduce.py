@@ -18,7 +18,7 @@ from experiments.paper.page import PAGE, VERDICTS, check_output, page, results_i
 from experiments.paper.planning import OF_EXPERIMENTS, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
-from hamu.cli.printed import OwnParser
+from hamu.cli.commands import OwnParser
 from hamu.errors import HamuError, Interrupted, unknown
 from hamu.files import MINIATURE, located
 from hamu.report.tables import plain_table

@@ -217,7 +217,7 @@ class Metrics(Trained):
                 "HAMU-Q and HAMU-U are the only methods with a gain on both sides",
                 ", ".join(both) or "no method",
                 set(both) == {"hamu-q", "hamu-u"} if complete else None,
-                otherwise=_NOT_ITS_DATA,
+                otherwise="See Fig. 10.",
             )
         ]
         for gain, key, sign in (("retain_gain", "retain_accuracy", 1), ("retain_gain", "utility", 1),

@@ -15,8 +15,8 @@ import pytest
 from doc_blocks import FENCE, ROOT, blocks_of, save_what_readers_have
 
 from hamu.cli import COMMANDS, commands, main
+from hamu.cli.commands import given_flags
 from hamu.cli.demo import NEXT
-from hamu.cli.printed import given_flags
 from hamu.core import plugins
 from hamu.data import read_text
 from hamu.unlearning.jobs.options import BY_HAND, TYPES

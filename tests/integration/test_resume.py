@@ -35,6 +35,10 @@ UNDONE = (
     *("--learning_rate", "3", "--num_train_epochs", "3"),
 )
 GOAL = ("--auto", "--target_forget_loss", "1.5", "--max_retain_increase", "0.2", "--max_steps", "6")
+SMALL = (
+    *("--per_device_train_batch_size", "64", "--max_steps", "24", "--stopping", "aggregate"),
+    *("--constraint_mode", "relative", "--constraint", "0.1"),
+)
 LASTING = (*GOAL, "--lasting", "--lookahead_steps", "2")
 
 
@@ -103,6 +107,7 @@ def whole(saved_model, tmp_path_factory):
         (4, signal.SIGTERM, ("--trust_region", "--correct_steps", *ADAM)),
         (2, signal.SIGTERM, GOAL),
         (3, signal.SIGTERM, LASTING),
+        (18, signal.SIGTERM, SMALL),  # between two estimates for the criterion
         (6, signal.SIGTERM, ()),  # when all steps are done
         (2, signal.SIGTERM, DIVERGING),
         (6, signal.SIGTERM, UNDONE),

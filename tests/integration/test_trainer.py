@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -169,6 +170,41 @@ def test_the_stopping_criterion_ends_the_run_and_names_itself(model, trainer_of,
     assert trainer.stop_reason.startswith("the stopping criterion is met: the demand")
     assert (trainer.stop.kind, trainer.state.global_step) == ("criterion", 1)
     assert torch.equal(weights(model), start)
+
+
+def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(
+    model, trainer_of, problem
+):
+    small = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "max_steps": 60}
+    small |= {"stopping": "aggregate", "check_steps": 0}
+    sides = {"retain": problem.retain, "forget": problem.retain}  # the hardest case there is
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    noisy = trainer_of(model, stopping_records=0, **sides, **small)
+    noisy.train()
+    assert (noisy.pair.half_life, noisy.stop.kind) == (None, "all steps")
+    model.load_state_dict(state)
+    trainer = trainer_of(model, **sides, **small)
+    trainer.train()
+    assert trainer.pair.half_life == 640 / 32
+    assert trainer.stop.kind == "criterion"
+    assert 16 <= trainer.state.global_step < 60
+    assert re.search(r"; confidence \d+%$", trainer.stop_reason)
+    first, *_, last = [entry for entry in trainer.state.log_history if "taken" in entry]
+    assert "headroom" not in first
+    assert last["headroom"] < 1
+    assert last["headroom_error"] <= 0.3
+    assert last["expected_cos"] > last["cos"]
+    assert last["retain_noise_scale"] > 32
+
+
+def test_a_batch_of_one_record_runs_and_one_that_holds_a_set_has_no_noise(
+    model, trainer_of, problem
+):
+    one = trainer_of(model, per_device_train_batch_size=1, stopping="aggregate", max_steps=2)
+    one.train()
+    assert (one.pair.half_life, one.steps_taken) == (640, 2)
+    whole = {"per_device_train_batch_size": len(problem.retain), "stopping_records": 10**6}
+    assert trainer_of(model, stopping="aggregate", **whole).pair.half_life is None
 
 
 def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(

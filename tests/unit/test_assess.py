@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -382,3 +383,38 @@ def test_the_regime_of_the_estimate_is_that_of_most_replicates_if_its_interval_i
     assert Hardness.at(constraint_status(parted.gram(), method)).regime == "unavoidable"
     found = bootstrap(parted, method, None, replicates=200)
     assert found.variants["hamu-q"].regimes[0, 2] > 0.5
+
+
+@pytest.mark.parametrize(("measured", "records"), [(64, 64), (64, 6_400)])
+def test_the_noise_scale_is_that_of_the_records_whatever_the_parts(measured, records):
+    """One record's gradient has the variance 40·1.5², its expectation the squared norm 40·0.2²."""
+    draw, found = torch.Generator().manual_seed(0), []
+    truth = 1.5**2 / 0.2**2
+    cuts = [0, 5, 11, 20, 27, 35, 44, 53, 64]  # parts of unequal size
+    for _ in range(300):
+        one = 0.2 + 1.5 * torch.randn(measured, 40, generator=draw, dtype=F64)
+        if measured == records:  # the set is the population: its own variance, exactly centred
+            one = 0.2 + (one - one.mean(0)) / one.std(0) * 1.5
+        parts = torch.stack([one[a:b].sum(0) / measured for a, b in pairwise(cuts)])
+        shares = torch.tensor(cuts, dtype=F64).diff() / measured
+        both = torch.cat([parts, parts])
+        parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
+        scale = parted.noise_scale("forget", measured, records)
+        assert scale == pytest.approx(parted.noise_scale("retain", measured, records))
+        found.append(math.nan if scale is None else 1 / scale)  # its reciprocal has no pole
+    mean, error = torch.tensor(found).nanmean(), torch.tensor(found).std() / math.sqrt(len(found))
+    assert mean == pytest.approx(1 / truth, rel=0.15)
+    assert error < 0.1 / truth
+
+
+def test_records_that_are_all_alike_have_no_noise_and_one_part_shows_none():
+    one = torch.ones(40, dtype=F64) / 4
+    parts, shares = one.expand(4, 40), torch.full((4,), 0.25, dtype=F64)
+    both = torch.cat([parts, parts])
+    parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
+    assert parted.noise_scale("retain", 4, 4) == pytest.approx(0.0, abs=1e-12)
+    whole, single = one[None] * 4, torch.ones(1, dtype=F64)
+    both = torch.cat([whole, whole])
+    assert (
+        PartedGram((both @ both.T)[None], single, single, 1e-16).noise_scale("retain", 4, 4) is None
+    )

@@ -19,7 +19,7 @@ from hamu.report.tables import (
     markdown_page,
     remarks,
 )
-from hamu.unlearning.compare.cells import Cell, cells, random_cells
+from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Ended
 from hamu.unlearning.compare.runs import (
     Comparison,

@@ -71,6 +71,7 @@ CASES = {
     "own shares": (SHARES, {}, "step"),
     "no clipping": (HamuQ(0.3, **RELATIVE), {"max_grad_norm": None}, "step"),
     "criterion any": (HamuQ(0.3, **RELATIVE, stopping="any"), {}, "stop"),
+    "running means": (HamuQ(0.3, **RELATIVE), {"half_life": 20.0}, "step"),
     "infeasible": (HamuQ(1e9), {}, "stop"),
     "clamped": (HamuQ(1e9, on_infeasible="clamp", stopping="off"), {}, "step"),
     "not finite": (HamuQ(), {"forget_factor": math.nan}, "skip"),
@@ -90,6 +91,16 @@ def read_once(reads, pair, *given, **how):
 @pytest.mark.parametrize(("method", "settings", "decision"), CASES.values(), ids=CASES)
 def test_combine_reads_from_the_device_once(reads, method, settings, decision):
     assert read_once(reads, prepared(method, **settings)).decision == decision
+
+
+def test_estimates_for_the_criterion_come_with_the_one_read(reads):
+    pair = prepared(HamuQ(0.3, **RELATIVE), half_life=1.0)
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(16):
+        step = read_once(reads, pair)
+        for side in SIDES:
+            collect(pair, side, [torch.randn(p.shape, generator=draw) for p in pair.parameters])
+    assert step.population is not None
 
 
 def test_the_scale_of_a_loss_scaler_comes_with_the_one_read(reads):

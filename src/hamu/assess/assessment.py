@@ -51,6 +51,7 @@ class Assessment:
     measured_records: dict[str, int]  # those of them in the gradients
     gradient_norms: tuple[float, float]  # ‖g_r‖ and ‖g_f‖ before clipping
     clip: tuple[float, float]  # factors of both
+    noise_scales: dict[str, float | None]  # of each side, in records; None if unknown
     step_length: float  # ‖Δw‖ over η‖g_r‖ at most: clipping, and ‖g_f‖/‖g_r‖ for HAMU-U
     hamu_q: hard.Hardness  # with κ1 and κ2
     hamu_u: hard.Hardness  # with κ3 and κ4
@@ -128,6 +129,7 @@ class Assessment:
             "records": self.records,
             "gradient_norms": dict(zip(SIDES, self.gradient_norms, strict=True)),
             "clip_factors": dict(zip(SIDES, self.clip, strict=True)),
+            "noise_scales": self.noise_scales,
             "hamu-q": asdict(self.hamu_q),
             "hamu-u": asdict(self.hamu_u),
             "intervals": whole,
@@ -256,6 +258,8 @@ def assess_model(
         gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
         del sides
         found = _first_order(assessed, parted, method, max_grad_norm)
+        scale_of = parted.noise_scale
+        found["noise_scales"] = {s: scale_of(s, used[s], assessed.records[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
         if cost.samples:
             found |= _second_order(assessed, gradients, demand, cost)

@@ -220,6 +220,23 @@ class PartedGram(NamedTuple):
         retain, forget = (of_r[:, :m] @ r).clamp(min=0), (of_f @ f).clamp(min=0)
         return PairGram(retain, forget, of_r[:, m:] @ f, self.eps)
 
+    def noise_scale(self, side: str, measured: int, records: int) -> float | None:
+        """Records in a batch whose gradient has as much noise as mean, tr Σ/‖E g‖², if known.
+
+        McCandlish et al. (2018), Eq. 2.8, from the m parts of `measured` records of the `records`:
+        Σ‖h_k‖²/s_k - ‖g‖² over parts h_k of share s_k is (m - 1) tr Σ/n in expectation.
+        """
+        m = len(self.retain_shares)
+        own = slice(m) if side == "retain" else slice(m, None)
+        shares = self.retain_shares if side == "retain" else self.forget_shares
+        products, parts = self.products[:, own, own].sum(0), len(shares)
+        if parts < 2:
+            return None
+        whole = products.sum()
+        noise = ((products.diagonal() / shares).sum() - whole).clamp(min=0) / (parts - 1)
+        expected = whole - (1.0 - measured / records) * noise
+        return (noise * measured / expected).item() if expected > 0 else None
+
 
 @dataclass(frozen=True)
 class Conflicts:

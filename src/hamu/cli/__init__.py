@@ -180,7 +180,7 @@ def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
     screen = Screen(quiet=not is_main())
     with handling(_at_once):
         if run is None:
-            run = partial(importlib.import_module("hamu.cli.printed").run, command)
+            run = partial(importlib.import_module("hamu.cli.commands").run, command)
         code = run(argv, screen)
     if screen.failure is not None:
         why = (

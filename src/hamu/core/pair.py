@@ -32,6 +32,7 @@ from hamu.core.gram import (
 )
 from hamu.core.gram_meter import GramMeter
 from hamu.core.methods.base import Method, StoppingMemory, Weights
+from hamu.core.population import Population, PopulationStatus
 from hamu.errors import HamuError
 
 Decision = Literal["step", "skip", "stop"]
@@ -40,6 +41,7 @@ _FIGURES = (  # of a constraint, read with the decision
     *("feasible", "demand", "max_demand", "clipped_demand", "free_limit", "conflict"),
     "some_demand_is_free",
 )
+_OF_A_STOP = ("demand", "clipped_demand", "free_limit", "some_demand_is_free")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class PairStep:
         unscale: factor that removes that scale.
         finite: whether both gradients were finite; a `GradScaler` must hear of it if not.
         cause: the reason as a keyword.
+        population: latest standing of the constraint for the expected gradients, by which the
+            stopping criterion judges; None without `half_life`, and in the first steps.
     """
 
     gram: PairGram
@@ -69,6 +73,7 @@ class PairStep:
     unscale: float = 1.0
     finite: bool = True
     cause: Cause = ""
+    population: PopulationStatus | None = None
 
     def __repr__(self) -> str:
         """Decision, gradients with weights, predicted changes, in three lines; one transfer."""
@@ -158,6 +163,10 @@ class PairedGradients:
             for the rounded gradients.
         max_grad_norm: global norm to which each side is clipped before weighing (the paper: 1);
             None for no clipping. Leave other clipping off.
+        half_life: steps after which a step counts half in the running means of the stopping
+            criterion, such as 640 over the number of records in a batch; None to judge each step
+            by its own batches, whose noise enlarges the headroom. Without a criterion it has no
+            effect.
 
     Raises:
         HamuError: if an argument is out of range; if no parameter requires a gradient, or one that
@@ -173,7 +182,10 @@ class PairedGradients:
         blocks: Blocks = "tensor",
         max_grad_norm: float | None = 1.0,
         offload_grads: str = "none",
+        half_life: float | None = None,
     ) -> None:
+        if half_life is not None and not half_life > 0:
+            raise HamuError(f"half_life {half_life} must be a positive number of steps, or None")
         if not isinstance(method, Method):
             raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
         if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
@@ -190,6 +202,7 @@ class PairedGradients:
                 )
         check_max_norm(max_grad_norm)
         self.method = method
+        self.half_life = None if method.stopping_rule.criterion == "off" else half_life
         self.max_grad_norm = max_grad_norm
         self.offload_grads = GradOffload(offload_grads)
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
@@ -206,11 +219,17 @@ class PairedGradients:
 
     def use(self, layout: Layout) -> None:
         """Choose the layout of both gradients, before the first step."""
+        if self.half_life is not None and not layout.is_whole:
+            raise HamuError("half_life needs both whole gradients in each process; leave it out")
         if self.offload_grads.is_used and not layout.is_whole:
             raise HamuError(
                 "offload_grads needs both whole gradients in each process; leave it out"
             )
         self.layout = layout
+        self._population: Population | None = None
+        if self.half_life is not None:
+            sizes = len(self.block_names), self.half_life
+            self._population = Population(layout.parts, layout.block_of, *sizes)
         self._measure_here()
 
     def _measure_here(self) -> None:
@@ -218,6 +237,8 @@ class PairedGradients:
         layout = self.layout
         self._meter = GramMeter(layout.parts, layout.block_of, len(self.block_names))
         self._largest = min(torch.finfo(combine_dtype(p)).max for p in layout.parts)
+        if self._population is not None:
+            self._population.to(self._meter.device)
 
     @property
     def can_keep(self) -> bool:
@@ -330,11 +351,15 @@ class PairedGradients:
         elif unscale is not None:
             self._spoil(self.layout.give(_either(retain, forget)))
         told = (decision, reason, kept, read["unscale"], bool(read["finite"]), cause)
-        return PairStep(gram, weights, clip, *told)
+        population = None if self._population is None else self._population.status
+        return PairStep(gram, weights, clip, *told, population)
 
     def state_dict(self) -> dict[str, Any]:
-        """Memory of the stopping rule, and the settings it belongs to."""
-        return {"settings": self._settings(), "stopping": self._memory.state_dict()}
+        """Memory of the stopping rule, and the settings it belongs to; tensors by `half_life`."""
+        state = {"settings": self._settings(), "stopping": self._memory.state_dict()}
+        if self._population is not None:
+            state["population"] = self._population.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; a HamuError names settings in which it differs."""
@@ -347,6 +372,8 @@ class PairedGradients:
         if changes:
             raise HamuError(f"the state was saved with other settings: {', '.join(changes)}")
         self._memory.load_state_dict(state["stopping"])
+        if self._population is not None:
+            self._population.load_state_dict(state["population"])
 
     def _settings(self) -> dict[str, str]:
         method = self.method
@@ -356,6 +383,7 @@ class PairedGradients:
             "method": method.name,
             "stopping": method.stopping_rule,
             "max_grad_norm": self.max_grad_norm,
+            "half_life": self.half_life,
             "blocks": f"{len(self.block_names)} ({digest[:8]})",
         }
         return {key: re.sub(" at 0x[0-9a-f]+", "", repr(value)) for key, value in settings.items()}
@@ -415,6 +443,11 @@ class PairedGradients:
         exact = not self.layout.is_whole  # all processes must decide alike
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
         one = raw.dot.new_ones(())
+        population: dict[str, Tensor] = {}
+        if self._population is not None:
+            self._population.add(retain, forget, raw, unscale)
+            judged_by = self.method, self.max_grad_norm
+            population = self._population.figures(*judged_by, self.layout.agree)
         while True:
             gram = raw if unscale is None else raw.scaled(unscale, unscale)
             clip = gram.clip_factors(self.max_grad_norm)
@@ -436,7 +469,7 @@ class PairedGradients:
             sums = {name: getattr(raw, name) for name in ("retain_sq", "forget_sq", "dot")}
             if weights.constraint is not None:
                 figures |= {name: getattr(weights.constraint, name) for name in _FIGURES}
-            read = _on_host(figures | sums)
+            read = _on_host(figures | sums | population)
             known = [read[name] for name in sums]
             doubtful = [] if exact else self._meter.doubtful(known, retain, forget)
             if not doubtful:
@@ -467,13 +500,24 @@ class PairedGradients:
             return "skip", "out of range", why
         if not has_constraint:
             return "step", "", ""
-        clipped_demand, free_limit = read["clipped_demand"], read["free_limit"]
-        headroom = free_limit / clipped_demand if clipped_demand > 0 else math.inf
-        if self._memory.update(headroom, bool(read["conflict"])):
-            is_free = bool(read["some_demand_is_free"])
-            explained = self._memory.explain(read["demand"], clipped_demand, free_limit, is_free)
+        explained = self._criterion(read)
+        if explained:
             return "stop", "criterion", f"the stopping criterion is met: {explained}"
         return "step", "", ""
+
+    def _criterion(self, read: dict[str, Any]) -> str:
+        """Explanation of a stop by the criterion; empty if it is not met."""
+        if self._population is None:
+            demand, free_limit = read["clipped_demand"], read["free_limit"]
+            headroom = free_limit / demand if demand > 0 else math.inf
+            if not self._memory.update(headroom, bool(read["conflict"])):
+                return ""
+            return self._memory.explain(*(read[name] for name in _OF_A_STOP))
+        status = self._population.judge(read)
+        if status is None or not self._memory.update(status.judged, status.conflict):
+            return ""  # no new estimate, or none that meets it
+        explained = self._memory.explain(*(getattr(status, name) for name in _OF_A_STOP))
+        return f"{explained}; confidence {status.confidence(self._memory.rule.margin):.0%}"
 
     def _write(
         self, retain: Grads, forget: Grads, a: list[float], b: list[float], keep: Collection[str]

@@ -31,9 +31,14 @@ from hamu.evaluation.memorization import (
     knowmem,
     verbmem,
 )
-from hamu.evaluation.open_unlearning import open_unlearning
 from hamu.evaluation.predictions import Predictions, TokenPredictions, predict, predict_tokens
-from hamu.evaluation.reports import Metric, build_metrics, classifier_report, text_report
+from hamu.evaluation.reports import (
+    Metric,
+    build_metrics,
+    classifier_report,
+    open_unlearning,
+    text_report,
+)
 
 __all__ = ["AttackData", "AttackResult", "AttackSettings", "attack", "lasts", "robustness"]
 __all__ += ["exact_memorization", "extraction_strength", "gibberish", "gradient_scores", "knowmem"]

@@ -38,10 +38,13 @@ _SHARES = {"range": [-0.03, 1.03], "tickformat": ".0%", "dtick": 0.2}
 _OF_STEPS = {  # by key: title, unit, and columns of the log
     "hardness": ("Hardness κ", "g_r · g_f", ("kappa", "direct_threshold", "stop_threshold")),
     "demand": ("Demand", "change per learning rate", ("demand", "free_limit", "max_demand")),
+    "headroom": ("Headroom of the expected gradients", "free over demanded", ("headroom",)),
+    "noise": ("Noise scale", "records", ("retain_noise_scale", "forget_noise_scale")),
     "branches": ("Branches", "share of the blocks", ("direct_share",)),
 }
 _LABELS = {"kappa": "κ", "direct_threshold": "direct up to (κ1, κ3)"}
 _LABELS |= {"stop_threshold": "costs from (κ2, κ4)", "demand": "demanded", "direct_share": "direct"}
+_LABELS |= {"headroom": "headroom", "retain_noise_scale": "retain", "forget_noise_scale": "forget"}
 _LABELS |= {"free_limit": "possible without harm", "max_demand": "possible at all"}
 
 

@@ -29,7 +29,7 @@ from hamu.files import (
 )
 from hamu.report.pictures import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
-from hamu.unlearning.compare.cells import Cell, cells, random_cells
+from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
 from hamu.unlearning.jobs.options import CompareOptions

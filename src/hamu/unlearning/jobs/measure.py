@@ -23,7 +23,7 @@ from hamu.evaluation.answers import PERTURBED
 from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind
 from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
 from hamu.evaluation.memorization import gibberish, knowmem
-from hamu.evaluation.open_unlearning import open_unlearning
+from hamu.evaluation.reports import open_unlearning
 from hamu.files import MINIATURE
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks, plot_frontiers

@@ -49,12 +49,15 @@ def peak_memory(device: torch.device) -> str:
 def figures_line(logs: Mapping[str, Any]) -> str:
     """The losses of a step and how hard it was: κ/κ₂ (κ₄ for HAMU-U) of the whole model.
 
-    In conflict q/q₀ follows, the demand over the most that is free; without a threshold, cosθ.
+    In conflict q/q₀ follows, the demand over the most that is free, for the expected gradients
+    where they are known; without a threshold, cosθ.
     """
     shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]
     if logs.get("stop_threshold", 0.0) > 0:
         shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
-        if logs["kappa"] > 0 and "clipped_demand" in logs and logs["free_limit"] > 0:
+        if logs.get("headroom", 0.0) > 0:
+            shown.append(f"q/q₀ {1 / logs['headroom']:.2f}")
+        elif logs["kappa"] > 0 and "clipped_demand" in logs and logs["free_limit"] > 0:
             shown.append(f"q/q₀ {logs['clipped_demand'] / logs['free_limit']:.2f}")
     elif "cos" in logs:
         shown.append(f"cosθ {logs['cos']:.2f}")

@@ -193,6 +193,9 @@ class UnlearnConfig(TrainConfig):
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
     stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
     stopping_window: int = _option(1, "Average the criterion over this many steps.")
+    stopping_records: int = _option(
+        640, "Half-life of the criterion's means over batches, for smaller ones; 0: one batch."
+    )
     forget_weight: float = _option(
         0.5, "gdiff, kl, scrub, npo, simnpo: weight of the forget gradient; retain has the rest."
     )
@@ -271,10 +274,9 @@ class UnlearnConfig(TrainConfig):
         for name in ("max_eval_samples", "lookahead_steps", "trust_region_growth"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{name} {value} must be at least 1")
-        _check(
-            (self.check_steps or 0) >= 0,
-            f"check_steps {self.check_steps} must not be negative; 0 for never",
-        )
+        for name, none in (("check_steps", "never"), ("stopping_records", "one batch")):
+            value = getattr(self, name) or 0
+            _check(value >= 0, f"{name} {value} must not be negative; 0 for {none}")
         if self.forget_objective is not None:
             build_objective(self.forget_objective)
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
@@ -420,7 +422,7 @@ def unused_settings(method: Method) -> set[str]:
     own: set[str] = {one.name for one in fields(method)} if is_dataclass(method) else set()
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
     unused |= set(_METHOD_FIELDS) - own
-    unused |= set() if "stopping" in own else set(_STOPPING_FIELDS)
+    unused |= set() if "stopping" in own else {*_STOPPING_FIELDS, "stopping_records"}
     return unused if isinstance(method, HamuQ | HamuU) else unused | {"correct_steps"}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import TrainerCallback
@@ -62,6 +63,7 @@ from hamu.unlearning.trainer.sides import (
 )
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
+_POPULATION = "population.safetensors"  # in a checkpoint
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
 _REMEDIES = {
@@ -137,6 +139,7 @@ class UnlearnTrainer(ResumableTrainer):
         args.settle_batch_sizes(is_text=is_text(retain_dataset))
         self._batchnorms = _batchnorms(model, args)
         self.evaluations = Evaluations(model, args, data_collator, **data)
+        self._records = {side: len(data[side]) for side in SIDES}  # type: ignore[arg-type]
         self._set_up(model, method, args)
         self.goal_run = GoalRun(
             args,
@@ -165,7 +168,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
         """Make the parts of a step and their state."""
-        self.pair = _prepared(model, method, args)
+        self.pair = _prepared(model, method, args, max(self._records.values()))
         self.side_losses = SideLosses(model, args.objectives())
         limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
         self._early_ends = EarlyEnds(*limits)
@@ -184,6 +187,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.evaluated_step = -1
         self._steps_of_best: int | None = None
         self._weights_are_earlier = self._causality_checked = False
+        self._population: dict[str, Tensor] = {}  # of a checkpoint
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
         self._at = -1  # its number
 
@@ -259,11 +263,13 @@ class UnlearnTrainer(ResumableTrainer):
         """Counts, stop reason and the parts' states, as JSON holds them."""
         own = {name: getattr(self, name) for name in _SAVED} | {"stop": asdict(self.stop)}
         parts = {name: part.state_dict() for name, part in self._parts.items()}
+        parts["pair"].pop("population", None)  # tensors, see `save_more`
         return super().run_state() | own | parts
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`."""
         super().load_run_state(state)
+        state["pair"] |= {"population": self._population}
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
         for name in _SAVED:
@@ -274,12 +280,17 @@ class UnlearnTrainer(ResumableTrainer):
         """Write the start model's predictions, and the state that a run by goal goes back to."""
         save_start_predictions(folder, self.start_predictions)
         self.goal_run.save(folder)
+        population = self.pair.state_dict().get("population")
+        if population is not None:
+            save_file(population, folder / _POPULATION)
 
     def load_more(self, folder: Path) -> None:
         """Restore what `save_more` has written."""
         found = load_start_predictions(folder, list(self.evaluations.sets))
         self.start_predictions = found or self.start_predictions
         self.goal_run.load(folder)
+        path = folder / _POPULATION
+        self._population = load_file(path) if path.is_file() else {}
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -438,7 +449,7 @@ class UnlearnTrainer(ResumableTrainer):
         """Put the step's own figures in place of the summed loss."""
         if "loss" in logs and self._losses:
             del logs["loss"]
-            logs.update(self.watch.step_figures())
+            logs.update(self.watch.step_figures() | self._population_figures())
             logs["taken"] = float(self.watch.is_taken)
             logs["stopped"] = float(self.stop != ALL_DONE)
             if self.controller is not None:
@@ -449,6 +460,22 @@ class UnlearnTrainer(ResumableTrainer):
         steps = [number for number, entry in enumerate(self.state.log_history) if "taken" in entry]
         for number in reversed(steps[:-_REMEMBERED]):
             del self.state.log_history[number]
+
+    def _population_figures(self) -> dict[str, float]:
+        """Latest estimates for the expected gradients; the noise scales are in records.
+
+        A batch of n of N records, each once, has the variance (1/n - 1/N) S².
+        """
+        status = None if self.watch.step is None else self.watch.step.population
+        if status is None:
+            return {}
+        found = {"headroom": status.headroom, "headroom_error": status.error}
+        found |= {"expected_kappa": status.kappa, "expected_cos": status.cos}
+        for side, whole in self._records.items():
+            if self.global_batch < whole:
+                share = 1.0 / self.global_batch - 1.0 / whole
+                found[f"{side}_noise_scale"] = getattr(status, f"{side}_noise") / share
+        return found
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate; the start of a run that is resumed was evaluated before its first step."""
@@ -513,8 +540,13 @@ def _mean_loss(model: nn.Module, batch: Mapping[str, Tensor], rows: slice) -> Te
     return CrossEntropy().total(scored, None) / len(scored.labels)
 
 
-def _prepared(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGradients:
-    """Bring a model to where it will be unlearned, and collect its two gradients there."""
+def _prepared(
+    model: nn.Module, method: Method, args: UnlearnConfig, records: int
+) -> PairedGradients:
+    """Bring a model to where it will be unlearned, and collect its two gradients there.
+
+    `records` is the size of the larger set: batches that hold all of it have no noise.
+    """
     if args.shard:
         from hamu.core.distributed.sharded import shard  # loads what only sharded models need
 
@@ -523,12 +555,16 @@ def _prepared(model: nn.Module, method: Method, args: UnlearnConfig) -> PairedGr
         model.to(args.device)
     # shards have the usual order
     set_up_layers(model, args, channels_last=args.channels_last and not args.shard)
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
+    is_noisy = batch < records and args.pairing != "split" and not args.shard
+    half_life = args.stopping_records / batch
     pair = PairedGradients(
         model,
         method,
         blocks=args.blocks,  # type: ignore[arg-type]  # checked by the settings
         max_grad_norm=args.clip_norm,
         offload_grads=args.offload_grads,
+        half_life=half_life if is_noisy and half_life >= 1 else None,
     )
     if args.pairing == "split":
         pair.use(SplitPairing(pair.parameters, pair.block_of))

@@ -1,0 +1,304 @@
+"""Measure how well the stopping criterion survives noisy batches (App. C and G.3 of the paper).
+
+    python -m experiments stopping digits [cifar] [tofu] --cifar_dir CIFAR10 --tofu_dir TOFU
+
+A model unlearns by HAMU-Q with the criterion off, once for each problem, batch size and seed. Every step records the
+headroom of its batches, of running means of the norms of their halves, and of the `Population`; every few steps the
+headroom of all data, which defines the right step to stop. `judge` replays the criterion on these records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+from transformers import PreTrainedModel, set_seed
+
+from experiments.problems import Problem, cifar, original, tofu
+from hamu.cli.demo import TRAIN, Scenario
+from hamu.core.forward import predict_logits
+from hamu.core.gram import PairGram
+from hamu.core.gram_meter import GramMeter
+from hamu.core.methods import HamuQ
+from hamu.core.objectives import CrossEntropy, Scored
+from hamu.core.population import FEWEST, Population, PopulationStatus, judged
+from hamu.data import forget_class
+from hamu.data.images import collate
+from hamu.unlearning.jobs.progress import silent
+from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.jobs.tasks import choose_task
+from hamu.unlearning.trainer import TrainConfig, train_original
+
+BATCH_SIZES = (8, 16, 32, 64, 128, 512, 2048)
+HALF_LIFE = 640  # records
+EVERY = 12  # steps between two gradients over all data
+FURTHER = 60  # steps of a run after the criterion was first met on all data
+MOST = 240  # steps of a run in which it is not met
+METHOD = HamuQ(0.5, constraint_mode="relative")
+TOLERANCE = 0.2  # of the right step; at least 5 steps
+CLOSE = 0.15  # of 1: the headroom over all data at the step of a stop
+
+Batch = dict[str, Tensor]
+Series = dict[str, list[float]]
+
+
+class Sides:
+    """A model with all its retain and all its forget data."""
+
+    def __init__(
+        self, model: PreTrainedModel, data: list[Any], collator: Callable[..., Any]
+    ) -> None:
+        self.model, self._data, self._collator = model.eval(), data, collator
+        self.sizes = [len(side) for side in data]
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def gradient(self, side: int, rows: Tensor, count: int) -> tuple[list[Tensor], int]:
+        """Gradient of the summed loss of these records over `count`, or over their own count."""
+        items = self._data[side].__getitems__(rows.tolist())
+        batch: Batch = items if isinstance(items, dict) else self._collator(items)
+        scored = Scored.of(predict_logits(self.model, batch), batch["labels"])
+        loss = CrossEntropy().total(scored, None) / (count or len(scored.labels))
+        return list(torch.autograd.grad(loss, self.parameters)), len(scored.labels)
+
+    def full(self, side: int) -> list[Tensor]:
+        """Gradient of the mean loss of all records of a side, in pieces."""
+        found = [torch.zeros_like(p) for p in self.parameters]
+        count = 0
+        for rows in torch.arange(self.sizes[side]).split(500):
+            grads, of_piece = self.gradient(side, rows, 1)
+            torch._foreach_add_(found, grads)
+            count += of_piece
+        torch._foreach_div_(found, float(count))
+        return found
+
+    def halves(self, side: int, rows: Tensor) -> tuple[list[list[Tensor]], list[float]]:
+        """Gradients of both halves of a batch, which add up to that of its mean, and their shares."""
+        both = [self.gradient(side, part, 1) for part in rows.tensor_split(2)]
+        count = sum(of_part for _, of_part in both)
+        grads = [torch._foreach_div(list(part), float(count)) for part, _ in both]
+        return [list(part) for part in grads], [of_part / count for _, of_part in both]
+
+
+def record(sides: Sides, size: int, rate: float, seed: int) -> Series:
+    """Headrooms of one run, step by step; that of all data is interpolated between measurements."""
+    parameters = sides.parameters
+    meter = GramMeter(parameters, range(len(parameters)))
+    population = Population(parameters, range(len(parameters)), len(parameters), HALF_LIFE / size)
+    halves = Halves(sides, size)
+    optimizer = torch.optim.SGD(parameters, lr=rate)
+    generator = torch.Generator().manual_seed(seed)
+    found: Series = {name: [] for name in ("batch", "halves", "population", "error")}
+    full: dict[int, float] = {}
+    end = MOST
+    while (step := len(found["batch"])) < end:
+        if step % EVERY == 0:
+            full[step] = headroom(meter.measure(sides.full(0), sides.full(1)))
+            if end == MOST and full[step] < 1:
+                end = step + FURTHER
+        drawn = [torch.randperm(n, generator=generator)[:size] for n in sides.sizes]
+        both, shares = zip(*map(sides.halves, (0, 1), drawn), strict=True)
+        grads = [[a + b for a, b in zip(*of_side, strict=True)] for of_side in both]
+        gram = meter.measure(*grads)
+        population.add(*grads, gram, None)
+        of_halves = [meter.measure(*of_side) for of_side in both]
+        found["batch"].append(headroom(gram))
+        found["halves"].append(headroom(halves.mean(gram, of_halves, shares)))
+        status = estimate(population)
+        found["population"].append(math.inf if status is None else at_least_one(status))
+        found["error"].append(math.inf if status is None else status.error)
+        clip = gram.clip_factors(1.0)
+        weights = METHOD.weigh(gram.scaled(*clip))
+        a, b = (weights.retain * clip[0]).tolist(), (weights.forget * clip[1]).tolist()
+        for p, r, f, w, v in zip(parameters, *grads, a, b, strict=True):
+            p.grad = w * r + v * f
+        optimizer.step()
+    steps = range(len(found["batch"]))
+    found["full"] = np.interp(steps, list(full), list(full.values())).tolist()
+    return {key: [round(value, 4) for value in values] for key, values in found.items()}
+
+
+class Halves:
+    """Running means of unbiased norms from both halves of each batch (McCandlish et al. 2018)."""
+
+    def __init__(self, sides: Sides, size: int) -> None:
+        self._decay, self._sums, self._weight = 0.5 ** (size / HALF_LIFE), torch.zeros(()), 0.0
+        self._noisy = [1.0 - min(1.0, size / n) for n in sides.sizes]  # drawn without replacement
+
+    def mean(self, gram: PairGram, halves: list[PairGram], shares: Any) -> PairGram:
+        """Mean Gram after a step, from its Gram and those of the halves of each side."""
+        squares = []
+        for whole, one, share, noisy in zip(
+            (gram.retain_sq, gram.forget_sq), halves, shares, self._noisy, strict=True
+        ):
+            noise = one.retain_sq / share[0] + one.forget_sq / share[1] - whole
+            squares.append(whole - noisy * noise)
+        new = torch.stack([*squares, gram.dot]) * (1.0 - self._decay)
+        self._sums = self._decay * self._sums + new
+        self._weight = self._decay * self._weight + 1.0 - self._decay
+        retain, forget, dot = self._sums / self._weight
+        return PairGram(retain.clamp(min=0), forget.clamp(min=0), dot)
+
+
+def estimate(population: Population) -> PopulationStatus | None:
+    """Latest status of the population."""
+    read = population.figures(METHOD, 1.0, lambda numbers: numbers)
+    population.judge({name: value.tolist() for name, value in read.items()})
+    return population.status
+
+
+def at_least_one(status: Any) -> float:
+    """Headroom of a status on the host or the device, at least 1 where no step has a price."""
+    found = (
+        float(status.free_limit / status.clipped_demand) if status.clipped_demand > 0 else math.inf
+    )
+    return found if status.conflict else max(found, 1.0)
+
+
+def headroom(gram: PairGram) -> float:
+    """Headroom of clipped gradients, at least 1 where no step has a price."""
+    return at_least_one(METHOD.weigh(gram.scaled(*gram.clip_factors(1.0))).constraint)
+
+
+def digits(seed: int, rho: float, work: Path) -> Sides:
+    """The demo's original model, and a class to forget at this overlap."""
+    set_seed(seed)
+    model, train = Scenario("image", seed).new_model()
+    config = TrainConfig(output_dir=str(work), seed=seed, disable_tqdm=True, **TRAIN["image"])
+    model = train_original(model, train, config, collate)
+    problem = forget_class(train, None, 3, rho, seed)
+    return Sides(model, [problem.retain, problem.forget], collate)
+
+
+def some_of(problem: Problem, most: tuple[int, int], seed: int, work: Path) -> Sides:
+    """The original model of a larger problem, and so many random records of both sides."""
+    words = (*problem.data, *problem.forget)
+    named = dict(zip((w.removeprefix("--") for w in words[::2]), words[1::2], strict=True))
+    task = choose_task(settings_of("unlearn", named | {"model": original(problem, work)}), silent())
+    found = task.problem()
+    model = task.start_model(str(task.run.model))
+    found = task.fitted_problem(model, found)
+    generator = torch.Generator().manual_seed(seed)
+    some = [
+        Subset(side, torch.randperm(len(side), generator=generator)[:n].tolist())
+        for side, n in zip((found.retain, found.forget), most, strict=True)
+    ]
+    return Sides(model, some, task.collator)
+
+
+def problems(options: argparse.Namespace) -> dict[str, tuple[float, Callable[[int], Sides]]]:
+    """Learning rate and maker of each problem by name."""
+    work, found = options.work_dir, {}
+    for name in options.data:
+        if name == "digits":
+            for rho in (0.75, 1.0):
+                found[f"digits {rho:g}"] = 5e-3, partial(digits, rho=rho, work=work)
+        elif name == "cifar":
+            problem = cifar(work, Path(options.cifar_dir))[-1]
+            found["cifar"] = 5e-3, partial(some_of, problem, (1000, 500), work=work)
+        else:
+            problem = tofu(work, Path(options.tofu_dir))[0]
+            found["tofu"] = 5e-2, partial(some_of, problem, (400, 200), work=work)
+    return found
+
+
+def first(values: list[float], below: float = 1.0) -> int | None:
+    """First step whose headroom is below the limit."""
+    return next((step for step, value in enumerate(values) if value < below), None)
+
+
+def stops(run: Series, size: int) -> dict[str, int | None]:
+    """The step at which each rule stops, and the right one."""
+    fewest = max(FEWEST, HALF_LIFE / size / 2)
+    estimates = {
+        "halves": run["halves"],
+        "population": list(map(judged, run["population"], run["error"])),
+    }
+    known = {name: first(run[name]) for name in ("full", "batch")}
+    return known | {
+        name: first([h if step >= fewest else math.inf for step, h in enumerate(values, 1)])
+        for name, values in estimates.items()
+    }
+
+
+def judge(runs: list[Series], size: int, rule: str) -> dict[str, Any]:
+    """Shares of the runs that should stop, by when they do, and of those that should not but do."""
+    pairs = [(found["full"], found[rule]) for found in (stops(run, size) for run in runs)]
+    due = [(right, stop) for right, stop in pairs if right is not None]
+    delays = [(right, stop - right) for right, stop in due if stop is not None]
+    left = [run["full"][stop] for run in runs if (stop := stops(run, size)[rule]) is not None]
+    within = [abs(delay) <= max(5, TOLERANCE * right) for right, delay in delays]
+    return {
+        "due": len(due),
+        "within": sum(within),
+        "never": len(due) - len(delays),
+        "delay": median(delay for _, delay in delays) if delays else None,
+        "close": sum(abs(h - 1.0) <= CLOSE for h in left),
+        "headroom": [min(left), median(left), max(left)] if left else None,
+        "false": sum(stop is not None for right, stop in pairs if right is None),
+        "not due": len(pairs) - len(due),
+    }
+
+
+def main(argv: list[str]) -> None:
+    """Record what was not recorded yet; write and print the tables."""
+    parser = argparse.ArgumentParser(prog="experiments stopping", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("data", nargs="+", choices=("digits", "cifar", "tofu"))
+    parser.add_argument(
+        "--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10"
+    )
+    parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
+    parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 4, 5, 12, 13))
+    parser.add_argument("--sizes", type=int, nargs="+", default=BATCH_SIZES)
+    parser.add_argument("--work_dir", type=Path, default=Path("runs/stopping"))
+    parser.add_argument("--output", type=Path, default=Path("docs/results/stopping.json"))
+    options = parser.parse_args(argv)
+    options.work_dir.mkdir(parents=True, exist_ok=True)
+    for seed, (name, (rate, make)) in product(options.seeds, problems(options).items()):
+        sides = make(seed)
+        start = copy.deepcopy(sides.model.state_dict())
+        for size in options.sizes:
+            path = options.work_dir / f"{name}-{size}-{seed}.json"
+            if not path.exists():
+                sides.model.load_state_dict(start)
+                run = record(sides, size, rate, seed)
+                path.write_text(json.dumps(run))
+                print(path.stem, stops(run, size), flush=True)
+    table(options)
+
+
+def table(options: argparse.Namespace) -> None:
+    """Write the figures as JSON; print them as Markdown."""
+    found: dict[str, Any] = {}
+    for data in options.data:
+        for size in options.sizes:
+            runs = [
+                json.loads(path.read_text())
+                for seed in options.seeds
+                for path in options.work_dir.glob(f"{data}*-{size}-{seed}.json")
+            ]
+            if runs:
+                rules = ("batch", "halves", "population")
+                found[f"{data}/{size}"] = {rule: judge(runs, size, rule) for rule in rules}
+    known = json.loads(options.output.read_text()) if options.output.exists() else {}
+    options.output.write_text(json.dumps(known | found, indent=1) + "\n")
+    for name, by_rule in found.items():
+        cells = [
+            f"{c['within']}, {c['close']}, {c['never']}, "
+            + ("-" if c["delay"] is None else f"{c['delay']:+g}")
+            for c in by_rule.values()
+        ]
+        due = by_rule["batch"]
+        print(f"| {name} | {due['due']} of {due['due'] + due['not due']} | {' | '.join(cells)} |")

@@ -1,0 +1,246 @@
+"""Running estimates of the expected gradients: unbiased, exact without noise, resumed bit by bit."""
+
+import math
+
+import pytest
+import torch
+from helpers import Holder, collect
+
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, PairGram
+from hamu.core.distributed import Layout
+from hamu.core.gram_meter import GramMeter
+from hamu.core.population import SAMPLED, Population, PopulationStatus
+
+SIZES = (100, 120)
+RELATIVE = {"constraint_mode": "relative"}
+
+
+def same(numbers):
+    return numbers
+
+
+def expected(cos=0.6, seed=0):
+    """Expected gradients of both sides, of norm 1 in each block."""
+    g = torch.Generator().manual_seed(seed)
+    sides = ([], [])
+    for size in SIZES:
+        r, v = torch.randn(2, size, generator=g)
+        r /= r.norm()
+        v -= v.dot(r) * r
+        sides[0].append(r)
+        sides[1].append(cos * r + math.sqrt(1 - cos * cos) * v / v.norm())
+    return sides
+
+
+def noisy(sides, deviation, generator):
+    return [[g + deviation * torch.randn(g.shape, generator=generator) for g in s] for s in sides]
+
+
+def filled(draws, half_life=1e6):
+    """Population after these gradients."""
+    like = draws[0][0]
+    population = Population(like, range(len(like)), len(like), half_life)
+    meter = GramMeter(like, range(len(like)))
+    for retain, forget in draws:
+        population.add(retain, forget, meter.measure(retain, forget), None)
+    return population
+
+
+def test_norms_dot_and_squared_dot_are_unbiased_where_those_of_a_batch_are_not():
+    sides, generator = expected(), torch.Generator().manual_seed(1)
+    found, batch = [], []
+    for _ in range(200):
+        draws = [noisy(sides, 0.2, generator) for _ in range(24)]
+        gram, dot = filled(draws).grams(same)
+        one = PairGram(gram.retain_sq[:, 0], gram.forget_sq[:, 0], gram.dot[:, 0])
+        found.append(torch.stack([one.retain_sq, one.forget_sq, dot, one.dot.square()]))
+        batch.append(torch.stack([g.double().square().sum() for g in draws[0][0]]))
+    found, batch = torch.stack(found), torch.stack(batch)
+    truth = torch.tensor([1.0, 1.0, 0.6, 0.36], dtype=torch.float64)[:, None]
+    error = found.std(0) / math.sqrt(len(found))
+    assert error.max() < 0.01
+    # eight means of 200 draws each: all lie within four standard errors but in 1 of 2,000 tests
+    assert ((found.mean(0) - truth).abs() < 4 * error).all()
+    assert (batch.mean(0) > 1.5).all()
+
+
+def test_the_standard_error_is_that_of_repeated_runs():
+    sides, generator = expected(), torch.Generator().manual_seed(2)
+    method, headrooms, errors = HamuQ(0.5, **RELATIVE), [], []
+    for _ in range(200):
+        population = filled([noisy(sides, 0.2, generator) for _ in range(64)], half_life=64)
+        read = {k: v.tolist() for k, v in population.figures(method, 1.0, same).items()}
+        status = population.judge(read)
+        headrooms.append(status.headroom)
+        errors.append(status.error)
+    spread = torch.tensor(headrooms).std().item()
+    assert torch.tensor(errors).mean().item() == pytest.approx(spread, rel=0.35)
+    assert sum(headrooms) / len(headrooms) == pytest.approx(1.6, abs=0.03)  # sinθ/φ = 0.8/0.5
+
+
+@pytest.mark.parametrize("method", [HamuQ(0.5, **RELATIVE), HamuU(0.5), HamuQ(0.5)])
+def test_without_noise_the_estimate_is_the_batch_itself(method):
+    sides = expected()  # the one record, or all of them, in every batch
+    population = filled([sides] * 16, half_life=8.0)
+    read = {k: v.tolist() for k, v in population.figures(method, 1.0, same).items()}
+    status = population.judge(read)
+    gram = GramMeter(sides[0], range(2)).measure(*sides)
+    exact = method.weigh(gram.scaled(*gram.clip_factors(1.0))).constraint
+    assert status.headroom == pytest.approx((exact.free_limit / exact.clipped_demand).item(), 1e-5)
+    assert status.kappa == pytest.approx(exact.kappa.item(), 1e-5)
+    assert status.regime == exact.regime.item()
+    assert status.error == pytest.approx(0.0, abs=1e-5)
+    assert status.retain_noise == pytest.approx(0.0, abs=1e-5)
+    assert status.confidence() in (pytest.approx(0.0), pytest.approx(1.0))
+
+
+def test_a_sample_of_a_large_tensor_stands_for_all_of_it():
+    generator = torch.Generator().manual_seed(3)
+    retain = [torch.randn(300, 200, generator=generator).T]  # not contiguous
+    forget = [0.5 * retain[0] + torch.randn(200, 300, generator=generator)]
+    gram, dot = filled([(retain, forget)] * 16).grams(same)
+    exact = GramMeter(retain, [0]).measure(retain, forget)
+    # a mean of 128 squares of normal entries has a relative deviation of √(2/128) = 0.125
+    assert gram.retain_sq[0, 0] == pytest.approx(exact.retain_sq.item(), rel=0.5)
+    assert (dot / gram.retain_sq[:, 0]).item() == pytest.approx(0.5, abs=4 / math.sqrt(SAMPLED))
+
+
+def test_old_steps_lose_half_their_weight_in_a_half_life():
+    ones, none = [[torch.ones(4)]] * 2, [[torch.zeros(4)]] * 2
+    population = filled([none] * 40 + [ones] * 20, half_life=20.0)
+    gram, _ = population.grams(same)
+    first, second = (1 - 0.5**2) * 0.5, 0.5
+    share = second / (first + second)
+    assert gram.retain_sq[0, 0].item() == pytest.approx(4 * share**2, rel=0.05)
+
+
+def run(pair, draws):
+    """Steps of a pair until it stops."""
+    steps = []
+    for retain, forget in draws:
+        collect(pair, "retain", retain)
+        collect(pair, "forget", forget)
+        steps.append(pair.combine())
+        if steps[-1].should_stop:
+            break
+    return steps
+
+
+def drawn(count, cos, seed=4, deviation=0.4):
+    sides, generator = expected(cos), torch.Generator().manual_seed(seed)
+    return [noisy(sides, deviation, generator) for _ in range(count)]
+
+
+def pair_of(**settings):
+    like = expected()[0]
+    return PairedGradients(Holder(like), HamuQ(0.9, **RELATIVE), **settings)
+
+
+def test_noise_hides_the_criterion_from_a_batch_but_not_from_the_population():
+    draws = drawn(200, cos=0.9)  # headroom sinθ/φ = 0.48
+    assert not run(pair_of(), draws)[-1].should_stop
+    steps = run(pair_of(half_life=40.0), draws)
+    assert steps[-1].should_stop
+    assert 16 <= len(steps) < 100
+    assert steps[-1].reason.endswith("%")
+    assert "confidence" in steps[-1].reason
+    status = steps[-1].population
+    assert isinstance(status, PopulationStatus)
+    assert status.conflict
+    assert status.retain_noise > 2
+    assert [step.population for step in steps[:15]] == [None] * 15
+
+
+def test_a_sustainable_demand_is_never_stopped():
+    steps = run(pair_of(half_life=40.0), drawn(200, cos=0.0))
+    assert len(steps) == 200
+    assert steps[-1].population.headroom == pytest.approx(1 / 0.9, abs=0.15)
+
+
+def test_a_resumed_run_goes_on_bit_by_bit():
+    draws = drawn(80, cos=0.9)
+    whole, first, second = (pair_of(half_life=30.0) for _ in range(3))
+    steps = run(whole, draws)
+    cut = len(steps) - 5
+    run(first, draws[:cut])
+    second.load_state_dict(first.state_dict())
+    rest = run(second, draws[cut:])
+    assert [step.population for step in rest] == [step.population for step in steps[cut:]]
+    ours, theirs = second.state_dict()["population"], whole.state_dict()["population"]
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_state_of_another_half_life_is_refused():
+    state = pair_of(half_life=30.0).state_dict()
+    with pytest.raises(HamuError, match=r"half_life 30\.0 \(now None\)"):
+        pair_of().load_state_dict(state)
+
+
+def test_gradients_that_are_not_finite_count_nothing():
+    (good, bad), pair = drawn(2, cos=0.9), pair_of(half_life=30.0)
+    run(pair, [good])
+    before = {name: one.clone() for name, one in pair.state_dict()["population"].items()}
+    bad[0][0][3] = math.nan
+    run(pair, [bad])
+    after = pair.state_dict()["population"]
+    assert all(torch.equal(after[name], before[name]) for name in ("sums", "weights", "squares"))
+
+
+def test_the_scale_of_a_loss_scaler_drops_out():
+    draws, scaler = (
+        drawn(20, cos=0.2, deviation=0.1),
+        torch.amp.GradScaler("cpu", init_scale=1024.0),
+    )
+    plain, scaled = pair_of(half_life=30.0), pair_of(half_life=30.0)
+    steps = run(plain, draws)
+    for retain, forget in draws:
+        collect(scaled, "retain", [1024 * g for g in retain])
+        collect(scaled, "forget", [1024 * g for g in forget])
+        step = scaled.combine(scaler)
+    assert vars(step.population) == pytest.approx(vars(steps[-1].population))
+
+
+def test_a_gradient_that_waits_elsewhere_counts_alike():
+    draws = drawn(20, cos=0.2, deviation=0.1)
+    steps, offloaded = (
+        run(pair_of(half_life=30.0, offload_grads=where), draws) for where in ("none", "bf16")
+    )
+    assert offloaded[-1].population.headroom == pytest.approx(
+        steps[-1].population.headroom, rel=0.02
+    )
+
+
+def test_a_tensor_that_only_one_side_reaches_has_no_conflict():
+    generator, like = torch.Generator().manual_seed(0), [torch.zeros(5), torch.zeros(3)]
+    pair = PairedGradients(Holder(like), HamuQ(0.9, **RELATIVE), half_life=20.0)
+    draws = []
+    for _ in range(20):
+        g = torch.ones(5) + 0.1 * torch.randn(5, generator=generator)
+        draws.append(([g, None], [g, torch.ones(3)]))
+    last = run(pair, draws)[-1]
+    assert last.should_stop  # by the tensor that both reach
+    assert math.isfinite(last.population.headroom)
+
+
+def test_without_a_criterion_nothing_is_kept():
+    method = HamuQ(0.5, **RELATIVE, stopping="off")
+    pair = PairedGradients(Holder(expected()[0]), method, half_life=20.0)
+    assert "population" not in pair.state_dict()
+    assert run(pair, drawn(20, cos=0.9))[-1].population is None
+
+
+@pytest.mark.parametrize("half_life", [0, -1.0, math.nan])
+def test_a_half_life_must_be_positive(half_life):
+    with pytest.raises(
+        HamuError, match=r"half_life .* must be a positive number of steps, or None"
+    ):
+        pair_of(half_life=half_life)
+
+
+def test_parts_of_gradients_have_no_population():
+    class Parted(Layout):
+        is_whole = False
+
+    pair = pair_of(half_life=20.0)
+    with pytest.raises(HamuError, match="half_life needs both whole gradients"):
+        pair.use(Parted(pair.parameters, pair.block_of))
