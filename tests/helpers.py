@@ -62,7 +62,7 @@ def collect(pair, side, grads):
             parameter.grad = None if grad is None else grad.clone()
 
 
-def combine(method, retain, forget, **settings):
+def combine(method, retain, forget, losses=None, **settings):
     """One combine of given gradients: the step, and each parameter's `.grad`."""
     pair = PairedGradients(
         Holder([r if r is not None else f for r, f in zip(retain, forget, strict=True)]),
@@ -73,7 +73,7 @@ def combine(method, retain, forget, **settings):
         collect(pair, "retain", retain)
     if method.uses_forget:
         collect(pair, "forget", forget)
-    step = pair.combine()
+    step = pair.combine(losses=losses)
     return step, [p.grad for p in pair.parameters]
 
 

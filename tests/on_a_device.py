@@ -103,8 +103,9 @@ def trained(
                 with getattr(pair, side)():
                     loss = F.cross_entropy(model(x.to(place, dtype)), y.to(place)) / parts
                     scaler.scale(loss).backward()
+        losses = torch.ones(2, device=place)
         with counting() as count:
-            step = pair.combine(scaler, keep=() if guard is None else guard.keep)
+            step = pair.combine(scaler, keep=() if guard is None else guard.keep, losses=losses)
         assert step.decision == "step"
         if guard is not None:
             guard.before(step)

@@ -185,7 +185,7 @@ def test_baselines_never_ask_to_stop():
     for name, cls in method_classes().items():
         if not issubclass(cls, HamuQ) and name != "hamu-u":
             g_r, g_f = vectors(0.01)
-            step, _ = combine(build_method(name), [g_r], [g_f])
+            step, _ = combine(build_method(name), [g_r], [g_f], losses=torch.ones(2))
             assert step.decision == "step"
             assert step.regime is None
             assert step.direct_share is None

@@ -90,7 +90,8 @@ def read_once(reads, pair, *given, **how):
 
 @pytest.mark.parametrize(("method", "settings", "decision"), CASES.values(), ids=CASES)
 def test_combine_reads_from_the_device_once(reads, method, settings, decision):
-    assert read_once(reads, prepared(method, **settings)).decision == decision
+    pair, losses = prepared(method, **settings), torch.ones(2)
+    assert read_once(reads, pair, losses=losses).decision == decision
 
 
 def test_estimates_for_the_criterion_come_with_the_one_read(reads):
@@ -110,8 +111,8 @@ def test_the_scale_of_a_loss_scaler_comes_with_the_one_read(reads):
 
 @pytest.mark.parametrize(("value", "decision"), [(1.0, "step"), (math.inf, "skip")])
 def test_a_loss_that_is_not_finite_comes_with_the_one_read(reads, value, decision):
-    finite = torch.isfinite(torch.tensor(value))
-    step = read_once(reads, prepared(HamuQ(0.3, **RELATIVE)), losses_finite=finite)
+    losses = torch.tensor([1.0, value])
+    step = read_once(reads, prepared(HamuQ(0.3, **RELATIVE)), losses=losses)
     assert step.decision == decision
 
 

@@ -92,7 +92,7 @@ def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is(scaler)
             losses.append(loss(which))
             with getattr(pair, side)():
                 (losses[-1] if scaler is None else scaler.scale(losses[-1])).backward()
-        step = pair.combine(scaler, losses_finite=torch.isfinite(sum(losses).detach()))
+        step = pair.combine(scaler, losses=torch.stack(losses).detach())
         if scaler is None:
             optimizer.step()
         elif step.decision == "step" or not step.finite:

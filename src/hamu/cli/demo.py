@@ -240,6 +240,7 @@ def _unlearned(
 def _table(results: Mapping[str, Mapping[str, Any]]) -> Any:
     heads = ("ΔL_f", "-ΔL_r", "forget acc", "retain acc", "test acc", "AUC", "stop at")
     table = plain_table("method", *heads, right=tuple(range(1, 8)))
+    table.columns[0].no_wrap = True
     for name, row in results.items():
         both = row["forget_gain"] > 0 and row["retain_gain"] > 0
         table.add_row(

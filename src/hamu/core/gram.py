@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -29,12 +29,16 @@ class PairGram:
         dot: g_r,i·g_f,i, [L], float64; its sum is the hardness κ (paper, Theorem 4.1).
         eps: machine epsilon of the arithmetic that will combine the gradients (float32's for half
             precisions). Methods use it to tell an angle from rounding noise.
+        losses: [2], retain and forget loss of the step, where the caller has given them.
+        memory: [M], what a method with `Method.first_memory` returned with its last step.
     """
 
     retain_sq: Tensor
     forget_sq: Tensor
     dot: Tensor
     eps: float = torch.finfo(torch.float32).eps
+    losses: Tensor | None = None
+    memory: Tensor | None = None
 
     @cached_property
     def retain_norm(self) -> Tensor:
@@ -64,13 +68,13 @@ class PairGram:
 
     def total(self) -> PairGram:
         """Gram of the whole model as a single block, [1]."""
-        sums = (self.retain_sq.sum(0, True), self.forget_sq.sum(0, True), self.dot.sum(0, True))
-        return PairGram(*sums, self.eps)
+        r, f, dot = (t.sum(0, True) for t in (self.retain_sq, self.forget_sq, self.dot))
+        return replace(self, retain_sq=r, forget_sq=f, dot=dot)
 
     def scaled(self, retain: Tensor | float, forget: Tensor | float) -> PairGram:
         """Gram of the gradients after multiplying each side by a factor."""
-        squares = self.retain_sq * (retain * retain), self.forget_sq * (forget * forget)
-        return PairGram(*squares, self.dot * (retain * forget), self.eps)
+        r, f = self.retain_sq * (retain * retain), self.forget_sq * (forget * forget)
+        return replace(self, retain_sq=r, forget_sq=f, dot=self.dot * (retain * forget))
 
     def changes(self, retain: Tensor, forget: Tensor) -> tuple[Tensor, Tensor]:
         """First-order changes g_r·Δw/η and g_f·Δw/η of both losses by Δw = -η g*, 0-dim.

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -213,6 +213,8 @@ class PairedGradients:
             from hamu.core.distributed.sharded import Sharded as layout  # noqa: N813 loads FSDP2
         self.use(layout(self.parameters, self.block_of))
         self._memory = StoppingMemory(method.stopping_rule)
+        self._numbers: Tensor | None = None  # memory of the method
+        self._mean: Grads = []  # of the retain gradient, for a method with a `retain_decay`
         self._grads: dict[str, Grads] = {}
         self._versions: list[int] = []
         self._inside: str | None = None
@@ -224,6 +226,11 @@ class PairedGradients:
         if self.offload_grads.is_used and not layout.is_whole:
             raise HamuError(
                 "offload_grads needs both whole gradients in each process; leave it out"
+            )
+        if self.method.retain_decay and (self.offload_grads.is_used or not layout.is_whole):
+            raise HamuError(
+                f"{self.method.name} keeps a third gradient and needs both others whole in each "
+                f"process; leave out offload_grads, sharding and split pairing"
             )
         self.layout = layout
         self._population: Population | None = None
@@ -301,7 +308,7 @@ class PairedGradients:
         scaler: torch.amp.GradScaler | None = None,
         *,
         keep: Collection[str] = (),
-        losses_finite: Tensor | bool | None = None,
+        losses: Tensor | None = None,
     ) -> PairStep:
         """Weigh the two gradients and leave g* in `.grad`; uses both sides up.
 
@@ -316,10 +323,10 @@ class PairedGradients:
                 otherwise the scaler lowers its scale needlessly.
             keep: sides ("retain", "forget") whose gradients `PairStep.kept` holds. One side costs
                 no memory beyond its own; with both, g* takes memory of its own.
-            losses_finite: 0-dim tensor or bool; where false, the step is skipped. Gradients do not
-                show it: that of an infinite cross-entropy can be finite. A tensor is read together
-                with the decision. With several processes it must cover the losses of all, equal on
-                each.
+            losses: [2], retain and forget loss of the step. Where one is not finite, the step is
+                skipped: gradients do not show it, as that of an infinite cross-entropy can be
+                finite. Read together with the decision. With several processes they must cover the
+                losses of all, equal on each.
 
         Raises:
             HamuError: if a side that the method needs is missing, stale (detected through
@@ -339,14 +346,19 @@ class PairedGradients:
             self._measure_here()
         retain, forget = self.layout.take(grads)
         _check_apart(retain, forget)
+        if self.method.retain_decay:
+            self._average(retain, scaler)
         unscale = None
         if scaler is not None and scaler.is_enabled():  # its `get_scale` would read from the device
             one = torch.ones((), dtype=torch.float64, device=self._meter.device)
             unscale = scaler.scale(one).reciprocal()
-        gram, weights, clip, read = self._weighed(retain, forget, unscale, losses_finite)
+        gram, weights, clip, read = self._weighed(retain, forget, unscale, losses)
         decision, cause, reason = self._decide(read)
         kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
         if decision == "step":
+            self._numbers = weights.memory
+            if self.method.retain_decay:
+                self._mean = _copied(retain, self._mean)
             self._write(retain, forget, read["retain"], read["forget"], keep)
         elif unscale is not None:
             self._spoil(self.layout.give(_either(retain, forget)))
@@ -355,8 +367,20 @@ class PairedGradients:
         return PairStep(gram, weights, clip, *told, population)
 
     def state_dict(self) -> dict[str, Any]:
-        """Memory of the stopping rule, and the settings it belongs to; tensors by `half_life`."""
-        state = {"settings": self._settings(), "stopping": self._memory.state_dict()}
+        """Memory of the stopping rule and of the method, and the settings they belong to.
+
+        Plain numbers, but for tensors by name: "population" with a `half_life`, "mean" of a method
+        with a `retain_decay`.
+        """
+        state: dict[str, Any] = {
+            "settings": self._settings(),
+            "stopping": self._memory.state_dict(),
+        }
+        if self._numbers is not None:
+            state["memory"] = self._numbers.tolist()
+        if self._mean:
+            both = zip(self.names, self._mean, strict=True)
+            state["mean"] = {name: mean for name, mean in both if mean is not None}
         if self._population is not None:
             state["population"] = self._population.state_dict()
         return state
@@ -372,8 +396,15 @@ class PairedGradients:
         if changes:
             raise HamuError(f"the state was saved with other settings: {', '.join(changes)}")
         self._memory.load_state_dict(state["stopping"])
+        if "memory" in state:
+            self._numbers = torch.tensor(state["memory"], dtype=torch.float64)
         if self._population is not None:
             self._population.load_state_dict(state["population"])
+        mean = state.get("mean")
+        if mean:
+            both = zip(self.names, self.parameters, strict=True)
+            found = ((mean.get(name), p) for name, p in both)
+            self._mean = [None if m is None else m.to(p.device, copy=True) for m, p in found]
 
     def _settings(self) -> dict[str, str]:
         method = self.method
@@ -437,12 +468,12 @@ class PairedGradients:
         retain: Grads,
         forget: Grads,
         unscale: Tensor | None,
-        losses_finite: Tensor | bool | None,
+        losses: Tensor | None,
     ) -> tuple[PairGram, Weights, tuple[Tensor, Tensor], dict[str, Any]]:
         """Clipped Gram, weights and clipping factors, and what the host must know of them."""
         exact = not self.layout.is_whole  # all processes must decide alike
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
-        one = raw.dot.new_ones(())
+        raw, one = self._remembering(raw, losses), raw.dot.new_ones(())
         population: dict[str, Tensor] = {}
         if self._population is not None:
             self._population.add(retain, forget, raw, unscale)
@@ -462,7 +493,7 @@ class PairedGradients:
             figures = {
                 "finite": gram.is_finite(),
                 "unscale": one if unscale is None else unscale,
-                "losses_finite": one if losses_finite is None else torch.as_tensor(losses_finite),
+                "losses_finite": one if losses is None else torch.isfinite(losses).all(),
                 "retain": weights.retain * clip[0],  # of the gradients before clipping
                 "forget": weights.forget * clip[1],
             }
@@ -475,7 +506,32 @@ class PairedGradients:
             if not doubtful:
                 return gram, weights, clip, read
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
+            raw = self._remembering(raw, losses)
             exact = True
+
+    def _remembering(self, gram: PairGram, losses: Tensor | None) -> PairGram:
+        """The Gram with what a method needs beyond it."""
+        if not self.method.first_memory:
+            return gram
+        if losses is None:
+            raise HamuError(
+                f"{self.method.name} needs the losses of the step; give combine(losses=...)"
+            )
+        memory = self._numbers
+        if memory is None:
+            memory = torch.tensor(self.method.first_memory)
+        return replace(gram, losses=losses.to(gram.dot), memory=memory.to(gram.dot))
+
+    def _average(self, retain: Grads, scaler: torch.amp.GradScaler | None) -> None:
+        """Put the running mean of the retain gradient in its place, not yet in memory."""
+        decay = self.method.retain_decay
+        if scaler is not None and scaler.is_enabled():
+            raise HamuError(f"{self.method.name} averages gradients, which a GradScaler rescales")
+        for grad, mean in zip(retain, self._mean or self._no_grads(), strict=True):
+            if grad is not None:
+                grad.mul_(1.0 - decay)
+                if mean is not None:
+                    grad.add_(mean, alpha=decay)
 
     def _decide(self, read: dict[str, Any]) -> tuple[Decision, Cause, str]:
         for key, what in (("finite", "gradient"), ("losses_finite", "loss")):
@@ -553,6 +609,15 @@ def _check_apart(retain: Grads, forget: Grads) -> None:
                 "the second side's gradient overwrote the first one's, as both lie in the same "
                 "memory; with DistributedDataParallel leave gradient_as_bucket_view at False"
             )
+
+
+def _copied(grads: Grads, into: Grads) -> Grads:
+    """Copies of gradients, in the memory of `into` where it has any."""
+    kept = into or [None] * len(grads)
+    return [
+        mean if g is None else g.clone() if mean is None else mean.copy_(g)
+        for g, mean in zip(grads, kept, strict=True)
+    ]
 
 
 def _either(retain: Grads, forget: Grads) -> Grads:

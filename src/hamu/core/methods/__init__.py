@@ -73,6 +73,8 @@ _ROWS = (  # the order of pictures' colours: add at the end
     ("mgda", _CE, _CE, "Désidéri 2012", "shortest vector between both descents"),
     ("falcon", _CE, _CE, "Hu et al. 2025", "per block: fixed weights, one pair for conflict"),
     ("pcgrad-one-sided", _CE, _CE, "Xiao et al. 2026", "per block: ascent projected on conflict"),
+    ("gru-ema", _CE, _CE, "Wang et al. 2025", "gru with a running mean of g_r (a third gradient)"),
+    ("pdu", _CE, "logit_margin", "Entesari et al. 2025", "g_r with a weight that L_r steers"),
 )
 TABLE = {name: MethodRow(name, *rest) for name, *rest in _ROWS}
 _CLASSES: dict[str, type[Method]] = {}

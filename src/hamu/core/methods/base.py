@@ -222,11 +222,13 @@ class Weights:
         retain: a_i, shape [L], float64.
         forget: b_i, shape [L], float64; negative where the step raises the forget loss.
         constraint: standing of the constraint, None for methods without.
+        memory: [M], for the `PairGram.memory` of the next step if this one is taken.
     """
 
     retain: Tensor
     forget: Tensor
     constraint: ConstraintStatus | None = None
+    memory: Tensor | None = None
 
 
 class Method(ABC):
@@ -239,6 +241,10 @@ class Method(ABC):
         retain_objective: name of the objective whose gradient is g_r, None without a retain pass.
         forget_objective: name of the objective whose gradient is g_f (to be raised), None likewise.
         constrained: the side of the demand, None for methods without a constraint.
+        first_memory: numbers that the first step's Gram has as its memory; a method with any needs
+            the losses too, and returns the next step's memory with its weights.
+        retain_decay: share of the running mean of g_r that each step keeps; the mean takes the
+            place of g_r. 0 for g_r itself.
     """
 
     name: ClassVar[str]
@@ -247,6 +253,8 @@ class Method(ABC):
     retain_objective: ClassVar[str | None] = "cross_entropy"
     forget_objective: ClassVar[str | None] = "cross_entropy"
     constrained: ClassVar[Side | None] = None
+    first_memory: ClassVar[tuple[float, ...]] = ()
+    retain_decay: ClassVar[float] = 0.0
 
     on_infeasible: OnInfeasible = "stop"
 

@@ -122,6 +122,35 @@ class GradientRectified(Method):
         return _of_the_whole(gram, _projection(whole, whole.retain_sq), -torch.ones_like(whole.dot))
 
 
+@listed("gru-ema")
+class GradientRectifiedByMean(GradientRectified):
+    """GRU as released: the mean m ← 0.8 g_r + 0.2 m in place of g_r."""
+
+    retain_decay = 0.2
+
+
+@listed("pdu")
+class PrimalDual(Method):
+    """PDU: g* = λ g_r - g_f; the dual variable rises while the retain loss is above its limit.
+
+    λ ← max(0, λ + s (L_r - ε)) after each step, from λ = 1 with s = 1; ε is 1.1 times the retain
+    loss of the first step. The release starts from λ = 50 to 100 as it clips neither gradient.
+    """
+
+    first_memory = (1.0, -1.0)  # λ and ε; below 0 it is not known yet
+    dual_step: ClassVar[float] = 1.0
+    tolerance: ClassVar[float] = 0.1
+
+    def weigh(self, gram: PairGram) -> Weights:
+        assert gram.losses is not None
+        assert gram.memory is not None
+        loss, (multiplier, limit) = gram.losses[0], gram.memory.unbind()
+        limit = torch.where(limit < 0, (1.0 + self.tolerance) * loss, limit)
+        after = (multiplier + self.dual_step * (loss - limit)).clamp(min=0.0)
+        retain, forget = multiplier.expand_as(gram.dot), torch.full_like(gram.dot, -1.0)
+        return Weights(retain, forget, memory=torch.stack([after, limit]))
+
+
 @listed("pcgrad")
 class ProjectConflicting(Method):
     """PCGrad: the mean of g_r and -g_f, each projected off the other when they conflict."""

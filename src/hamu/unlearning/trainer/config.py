@@ -316,6 +316,10 @@ class UnlearnConfig(TrainConfig):
                 f"{name} is a loss of the forget records' own answers, which idk does not measure",
             )
         _check(
+            not (method.retain_decay and self.fp16),
+            f"{self.method} averages gradients, which --fp16 rescales; use --bf16, or neither",
+        )
+        _check(
             not self.correct_steps or isinstance(method, HamuQ | HamuU),
             f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u",
         )
@@ -332,6 +336,11 @@ class UnlearnConfig(TrainConfig):
     def _check_parted(self, method: Method) -> None:
         """Check what works where a process has only a part of the gradients."""
         is_split = self.pairing == "split"
+        _check(
+            not method.retain_decay,
+            f"{self.method} keeps a third gradient and needs both others whole in each process; "
+            f"leave pairing at sequential, and --shard and --offload_grads out",
+        )
         _check(
             not self.shard or (world_size() > 1 and not is_split and self.optim != "adafactor"),
             "--shard cuts a model, both gradients and the optimizer's state over several "

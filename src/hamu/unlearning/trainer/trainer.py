@@ -63,7 +63,8 @@ from hamu.unlearning.trainer.sides import (
 )
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
-_POPULATION = "population.safetensors"  # in a checkpoint
+_PAIR = "pair.safetensors"  # in a checkpoint: tensors of the pair's state, under these keys
+_TENSORS = ("population", "mean")
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
 _REMEDIES = {
@@ -187,7 +188,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.evaluated_step = -1
         self._steps_of_best: int | None = None
         self._weights_are_earlier = self._causality_checked = False
-        self._population: dict[str, Tensor] = {}  # of a checkpoint
+        self._pair_tensors: dict[str, dict[str, Tensor]] = {}  # of a checkpoint
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
         self._at = -1  # its number
 
@@ -263,13 +264,14 @@ class UnlearnTrainer(ResumableTrainer):
         """Counts, stop reason and the parts' states, as JSON holds them."""
         own = {name: getattr(self, name) for name in _SAVED} | {"stop": asdict(self.stop)}
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        parts["pair"].pop("population", None)  # tensors, see `save_more`
+        for key in _TENSORS:
+            parts["pair"].pop(key, None)  # see `save_more`
         return super().run_state() | own | parts
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`."""
         super().load_run_state(state)
-        state["pair"] |= {"population": self._population}
+        state["pair"] |= self._pair_tensors
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
         for name in _SAVED:
@@ -280,17 +282,25 @@ class UnlearnTrainer(ResumableTrainer):
         """Write the start model's predictions, and the state that a run by goal goes back to."""
         save_start_predictions(folder, self.start_predictions)
         self.goal_run.save(folder)
-        population = self.pair.state_dict().get("population")
-        if population is not None:
-            save_file(population, folder / _POPULATION)
+        state = self.pair.state_dict()
+        found = {
+            f"{key}.{name}": tensor.contiguous()
+            for key in _TENSORS
+            for name, tensor in state.get(key, {}).items()
+        }
+        if found:
+            save_file(found, folder / _PAIR)
 
     def load_more(self, folder: Path) -> None:
         """Restore what `save_more` has written."""
         found = load_start_predictions(folder, list(self.evaluations.sets))
         self.start_predictions = found or self.start_predictions
         self.goal_run.load(folder)
-        path = folder / _POPULATION
-        self._population = load_file(path) if path.is_file() else {}
+        path = folder / _PAIR
+        self._pair_tensors = {key: {} for key in _TENSORS}
+        for name, tensor in (load_file(path) if path.is_file() else {}).items():
+            key, _, rest = name.partition(".")
+            self._pair_tensors[key][rest] = tensor
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -394,11 +404,12 @@ class UnlearnTrainer(ResumableTrainer):
             return
         if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
             check_equal(self.pair.names, self.pair.parameters)
-        losses = torch.stack(list(self._losses.values())).double().sum()
+        none = torch.zeros_like(next(iter(self._losses.values())))
+        losses = torch.stack([self._losses.get(side, none) for side in SIDES]).double()
         step = self.pair.combine(
             scaler,
             keep=self.watch.keep(self.optimizer),
-            losses_finite=torch.isfinite(all_reduced(losses)),
+            losses=all_reduced(losses),
         )
         self.watch.take(step, self._losses, scaler)
         if self.controller is not None:

@@ -1,0 +1,125 @@
+"""Methods that remember: a dual variable (pdu), a running mean of the retain gradient (gru-ema)."""
+
+import copy
+import math
+
+import pytest
+import torch
+from helpers import Holder, collect, flat
+from torch import nn
+
+from hamu import HamuError, PairedGradients, UnlearnConfig, build_method
+
+STEPS = 8
+
+
+def gradients():
+    """Per step both gradients, on two tensors, and both losses."""
+    g = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        both = [
+            [torch.randn(n, generator=g, dtype=torch.float64) for n in (5, 3)] for _ in range(2)
+        ]
+        yield *both, 1.0 + torch.rand(2, generator=g, dtype=torch.float64)
+
+
+def steps(pair, given):
+    """g* of each step, as one vector."""
+    for retain, forget, losses in given:
+        collect(pair, "retain", retain)
+        collect(pair, "forget", forget)
+        assert pair.combine(losses=losses).decision == "step"
+        yield flat(p.grad for p in pair.parameters)
+        for parameter in pair.parameters:
+            parameter.grad = None
+
+
+def pair_of(name):
+    like = [torch.zeros(n, dtype=torch.float64) for n in (5, 3)]
+    return PairedGradients(Holder(like), build_method(name), max_grad_norm=None)
+
+
+def transcribed_pdu(given):
+    """Primal descent on L_flat + λ(L_r - ε), then dual ascent, projected (Entesari et al. 2025)."""
+    multiplier, limit = 1.0, None
+    for retain, forget, losses in given:
+        limit = 1.1 * float(losses[0]) if limit is None else limit
+        yield multiplier * flat(retain) - flat(forget)
+        multiplier = max(0.0, multiplier + 1.0 * (float(losses[0]) - limit))
+
+
+def transcribed_gru(given):
+    """Ascent projected off the mean of the retain gradients, from a mean of 0 (Wang et al. 2025)."""
+    mean = 0.0
+    for retain, forget, _ in given:
+        mean = 0.8 * flat(retain) + 0.2 * mean
+        ascent = -flat(forget)
+        if ascent @ mean < 0:
+            ascent = ascent - (ascent @ mean) / (mean @ mean) * mean
+        yield ascent
+
+
+RULES = {"pdu": transcribed_pdu, "gru-ema": transcribed_gru}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_run_is_the_published_rule_step_by_step(name):
+    given = list(gradients())
+    for found, expected in zip(steps(pair_of(name), given), RULES[name](given), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_saved_pair_goes_on_bit_by_bit(name):
+    given, first = list(gradients()), pair_of(name)
+    half = list(steps(first, given[:4]))
+    state = copy.deepcopy(first.state_dict())
+    rest = list(steps(first, given[4:]))
+    second = pair_of(name)
+    second.load_state_dict(state)
+    again = list(steps(second, given[4:]))
+    assert all(torch.equal(a, b) for a, b in zip(rest, again, strict=True))
+    fresh = list(steps(pair_of(name), given[4:]))
+    assert not all(torch.equal(a, b) for a, b in zip(rest, fresh, strict=True)), "memory matters"
+    assert len(half) == 4
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_step_that_is_not_taken_is_not_remembered(name):
+    pair, (one, other, *_) = pair_of(name), gradients()
+    list(steps(pair, [one]))
+    before = copy.deepcopy(pair.state_dict())
+    collect(pair, "retain", [g * math.nan for g in other[0]])
+    collect(pair, "forget", other[1])
+    assert pair.combine(losses=other[2]).decision == "skip"
+    after = pair.state_dict()
+    assert after.get("memory") == before.get("memory")
+    for name_, mean in before.get("mean", {}).items():
+        assert torch.equal(after["mean"][name_], mean)
+
+
+def test_the_dual_variable_falls_to_0_and_rises_above_the_limit():
+    pair, retain = pair_of("pdu"), [torch.ones(5).double(), torch.ones(3).double()]
+    losses = [torch.tensor([value, 0.0]) for value in (2.0, 1.0, 0.5, 2.5)]
+    given = [(retain, [0 * g for g in retain], one) for one in losses]
+    weights = [float(step[0]) for step in steps(pair, given)]
+    assert weights == pytest.approx([1.0, 0.8, 0.0, 0.0])
+    assert pair.state_dict()["memory"] == pytest.approx([0.3, 2.2])
+
+
+def test_pdu_without_losses_and_gru_ema_with_parts_or_a_scaler_are_refused(tmp_path):
+    pair, (one, *_) = pair_of("pdu"), gradients()
+    collect(pair, "retain", one[0])
+    collect(pair, "forget", one[1])
+    with pytest.raises(HamuError, match=r"pdu needs the losses of the step; give combine\(losses="):
+        pair.combine()
+    keeps = "gru-ema keeps a third gradient and needs both others whole in each process; leave"
+    with pytest.raises(HamuError, match=keeps):
+        PairedGradients(nn.Linear(2, 2), build_method("gru-ema"), offload_grads="bf16")
+    with pytest.raises(HamuError, match=keeps):
+        UnlearnConfig(output_dir=str(tmp_path), method="gru-ema", offload_grads="cpu")
+    pair = pair_of("gru-ema")
+    collect(pair, "retain", one[0])
+    collect(pair, "forget", one[1])
+    with pytest.raises(HamuError, match="gru-ema averages gradients, which a GradScaler rescales"):
+        pair.combine(torch.amp.GradScaler("cpu"))
