@@ -173,7 +173,7 @@ def entries(parts: Mapping[str, Any], problem: str) -> dict[str, Any]:
 def table(parts: Mapping[str, Any]) -> str:
     """A table for each problem, in Markdown without blanks."""
     lines: list[str] = []
-    heads = ["", "entry", "retain cost", "seeds", "of HAMU-Q's", "test accuracy", "relearned", "step", "settings"]  # fmt: skip
+    heads = ["", "entry", "retain cost", "seeds", "share", "test accuracy", "relearned", "step", "settings"]  # fmt: skip
     heads += [f"at {loss:g}" for loss in LEVELS]
     for problem in dict.fromkeys(name.partition(" | ")[0] for name in parts):
         first, rows = parts[problem], entries(parts, problem)
