@@ -19,14 +19,13 @@ from experiments.paper.planning import OF_EXPERIMENTS, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
 from hamu.cli.commands import OwnParser
-from hamu.errors import HamuError, Interrupted, unknown
+from hamu.errors import HamuError, Interrupted, handling, unknown
 from hamu.files import MINIATURE, located
 from hamu.report.tables import plain_table
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Plan, Row, check_same_inputs
 from hamu.unlearning.jobs.comparison import run_job, run_waiting
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
-from hamu.unlearning.jobs.progress import handling
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.jobs.tasks import task_name
 from hamu.unlearning.record.inputs import text_digest

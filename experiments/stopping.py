@@ -36,10 +36,10 @@ from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.population import FEWEST, Population, PopulationStatus, judged
 from hamu.data import forget_class
 from hamu.data.images import collate
-from hamu.unlearning.jobs.progress import silent
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.trainer import TrainConfig, train_original
+from hamu.unlearning.trainer.logs import silent
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 512, 2048)
 HALF_LIFE = 640  # records

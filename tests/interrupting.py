@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hamu.unlearning.jobs.progress import ProgressBar
+from hamu.unlearning.trainer.logs import ProgressBar
 
 _PATIENCE = 120  # seconds
 

@@ -1,4 +1,4 @@
-"""`HamuError`, the exception for every foreseen failure, and helpers for its messages.
+"""`HamuError`, the exception for every foreseen failure, helpers for its messages, and signals.
 
 A message names the value, the expectation and the way out. The command line prints the message
 alone and exits with code 2.
@@ -7,8 +7,11 @@ alone and exits with code 2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 class HamuError(ValueError):
@@ -69,3 +72,18 @@ class Interrupted(BaseException):  # no Exception: only the command line catches
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
         self.signal = signal
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let a function handle the signals that end a command; not SIGHUP under `nohup`."""
+    earlier = {}
+    if threading.current_thread() is threading.main_thread():  # no other may handle signals
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                earlier[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in earlier.items():
+            signal.signal(number, old)

@@ -23,8 +23,8 @@ from hamu.errors import HamuError
 from hamu.models import load_classifier
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare import children
-from hamu.unlearning.jobs.progress import ProgressBar
 from hamu.unlearning.run_folder import RunFolder
+from hamu.unlearning.trainer.logs import ProgressBar
 
 SMALL = ("--recipe", "digits", "--fraction", 0.1)
 

@@ -15,7 +15,7 @@ import torch
 from hamu import HamuError
 from hamu.cli import main
 from hamu.models import load_classifier
-from hamu.unlearning.jobs.progress import ProgressBar
+from hamu.unlearning.trainer.logs import ProgressBar
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 EVERY_STEP = ("--save_strategy", "steps", "--save_steps", "1")

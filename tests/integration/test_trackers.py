@@ -18,7 +18,7 @@ from hamu import UnlearnConfig
 from hamu.cli import main
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ
-from hamu.unlearning.jobs.progress import ProgressBar, figures_line, task_bar
+from hamu.unlearning.trainer.logs import ProgressBar, figures_line, task_bar
 
 OF_EVERY_STEP = {
     *("kappa", "cos", "direct_threshold", "stop_threshold", "demand", "clipped_demand"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.paper import cost
-from hamu.unlearning.jobs.progress import peak_memory
+from hamu.unlearning.trainer.logs import peak_memory
 
 
 @pytest.fixture(autouse=True)

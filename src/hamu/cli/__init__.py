@@ -173,7 +173,7 @@ def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
     keep_freed_memory()
     _quiet()
     from hamu.core.distributed import is_main, world_size
-    from hamu.unlearning.jobs.progress import handling
+    from hamu.errors import handling
 
     if world_size() > 1 and command not in _PARALLEL:
         raise HamuError(f"{command} runs in one process; start it without torchrun")

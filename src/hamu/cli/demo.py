@@ -27,11 +27,11 @@ from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.pictures import plot_trajectories
 from hamu.report.tables import plain_table
-from hamu.unlearning.jobs.progress import ProgressBar, silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig, train_original
+from hamu.unlearning.trainer.logs import ProgressBar, silent, task_bar
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
 NEXT = {

@@ -15,7 +15,7 @@ import yaml
 from rich.console import Console
 
 from hamu.core.methods import method_classes
-from hamu.errors import HamuError, Interrupted
+from hamu.errors import HamuError, Interrupted, handling
 from hamu.evaluation import AttackSettings, build_metrics
 from hamu.evaluation.gains import Level
 from hamu.files import (
@@ -33,11 +33,11 @@ from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
 from hamu.unlearning.jobs.options import CompareOptions
-from hamu.unlearning.jobs.progress import handling, silent, task_bar
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import RunFolder, holds_a_comparison
 from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.logs import silent, task_bar
 
 
 @dataclass(frozen=True)

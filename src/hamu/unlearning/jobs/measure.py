@@ -31,12 +31,12 @@ from hamu.report.run import AnsweredRecord, answered
 from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, goal_lines, goal_report
 from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
-from hamu.unlearning.jobs.progress import silent, task_bar
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
 from hamu.unlearning.record import plain
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.logs import silent, task_bar
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ from hamu.evaluation.membership import (
 from hamu.evaluation.memorization import verbmem
 from hamu.files import CONFIG, RECORD
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
-from hamu.unlearning.jobs.progress import task_bar
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
 from hamu.unlearning.trainer import UnlearnConfig, train_original
+from hamu.unlearning.trainer.logs import task_bar
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
 _GRADNORM, _VERBMEM, _RMIA, _ULIRA = "mia_gradnorm", "verbmem", "rmia", "ulira"

@@ -21,12 +21,12 @@ from hamu.report.page import MARK, report_page
 from hamu.report.run import Run, read_runs, run_folders
 from hamu.unlearning.goals import Goal, Standing
 from hamu.unlearning.jobs.options import RunOptions
-from hamu.unlearning.jobs.progress import silent
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
 from hamu.unlearning.jobs.tasks import Figures, Problem, Task, TextTask, choose_task
 from hamu.unlearning.record import changes, figures, inputs, read_record
 from hamu.unlearning.record.verify import Finding, Unavailable
 from hamu.unlearning.record.verify import verify as verify_record
+from hamu.unlearning.trainer.logs import silent
 
 _EMBEDDED = 500  # images of each set
 

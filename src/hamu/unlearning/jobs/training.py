@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import shlex
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +19,7 @@ from transformers import set_seed
 
 from hamu.core.distributed import from_main, is_main
 from hamu.core.gram import SIDES
-from hamu.errors import HamuError
+from hamu.errors import HamuError, Interrupted, handling
 from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MODEL, RECORD, file_digest, read_json
@@ -25,14 +28,13 @@ from hamu.models.storage import CannotMerge
 from hamu.unlearning.goals import standing_line
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
-from hamu.unlearning.jobs.progress import ProgressBar, leaving_in_order, peak_memory, silent
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
 from hamu.unlearning.jobs.tasks import Task, choose_task
 from hamu.unlearning.record import write_model_card, write_record
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
-from hamu.unlearning.trainer.logs import StepLog, kept_open
+from hamu.unlearning.trainer.logs import ProgressBar, StepLog, kept_open, peak_memory, silent
 from hamu.unlearning.trainer.promise import describe
 from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
 from hamu.unlearning.trainer.sides import first_not_finite_loss, set_figures
@@ -138,6 +140,37 @@ def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
     failure = _save(task, folder, model, base=start, reports=reports)
     folder.write_json(EVALUATION, figures)
     return Trained(folder.path, figures, merge_failure=failure)
+
+
+@contextmanager
+def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
+    """End training after its current step on the first signal, at once on a second one."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise Interrupted(
+                "interrupted again; what was done since the last checkpoint is lost", number
+            )
+        received.append(number)
+        trainer.interrupted_by = signal.Signals(number).name
+        if not trainer.has_begun:
+            raise Interrupted("interrupted before a step was taken", number)
+
+    with handling(note):
+        yield
+    if not trainer.was_interrupted:  # a signal after the last step is too late to matter
+        return
+    number = received[0] if received else signal.SIGTERM
+    if not trainer.has_begun:  # the step that it came in was taken back
+        raise Interrupted("interrupted before a step was taken", number)
+    step, folder = trainer.state.global_step, shlex.quote(str(trainer.args.output_dir))
+    raise Interrupted(
+        f"interrupted by {trainer.interrupted_by}; step {step} is saved in "
+        f"{trainer.checkpoints.path(step)}; go on with: hamu {command} --resume --output_dir "
+        f"{folder}",
+        number,
+    )
 
 
 def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | RunPlan:
