@@ -20,11 +20,14 @@ from typing import Any
 from experiments.forgotten import evaluated
 from experiments.problems import Problem, cifar, digits, original, retrained, run, slug, tofu
 from hamu.core.methods import method_classes
+from hamu.evaluation.gains import Level
+from hamu.unlearning.compare.runs import figures_at, relearned
 
-SEEDS = (42, 43, 44)
 ATTACK = ("--attacks", "relearn-retain", "--attack_steps", "20", "--attack_seeds", "1")
 BY_HAND = "--constraint_mode relative --stopping off --on_infeasible clamp --optim adamw_torch --check_steps 0"
 WITHOUT = ("ft",)  # forgets nothing
+DEFAULT = "hamu unlearn"
+LEVELS = (1.0, 2.0, 4.0, 8.0)  # forget losses, for one seed
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,13 @@ class Effort:
     evaluated_every: int
     rate: float
     trials: int = 8
+    seeds: tuple[int, ...] = (42, 43, 44)
 
     def words(self) -> tuple[str, ...]:
         """As options of `hamu compare`."""
         return (*BY_HAND.split(), "--max_steps", str(self.steps), "--eval_strategy", "steps",
                 "--eval_steps", str(self.evaluated_every), "--learning_rate", str(self.rate),
-                "--trials", str(self.trials), "--seeds", *map(str, SEEDS))  # fmt: skip
+                "--trials", str(self.trials), "--seeds", *map(str, self.seeds))  # fmt: skip
 
 
 EFFORT = {"digits": Effort(60, 2, 1e-4), "cifar": Effort(60, 5, 1e-4), "tofu": Effort(60, 5, 1e-4)}
@@ -50,7 +54,7 @@ RAISING = ("hamu-q", "gdiff", "pcgrad")
 
 
 def measured(
-    problem: Problem, work: Path, methods: list[str], objective: str | None, jobs: int
+    problem: Problem, work: Path, methods: list[str], objective: str | None, effort: Effort
 ) -> dict[str, Any]:
     """Methods with their own forget objectives, or with one for all, on a problem."""
     model, retain_model = original(problem, work), retrained(problem, work)
@@ -61,29 +65,61 @@ def measured(
     level = json.loads((checked / "evaluation.json").read_text())["forget"]["loss"]
     attacked = work / f"{slug(problem.name)}-retrained-attack"
     if not (attacked / "attack.json").exists():
-        run(
-            "attack",
-            *what,
-            *problem.extra,
-            "--model",
-            retain_model,
-            *ATTACK,
-            "--output_dir",
-            str(attacked),
-        )
+        place = ("--output_dir", str(attacked))
+        run("attack", *what, *problem.extra, "--model", retain_model, *ATTACK, *place)
     folder = work / f"{slug(problem.name)}-league-{objective or 'own'}"
     raised = () if objective is None else ("--forget_objective", objective)
-    run("compare", *what, *problem.extra, "--model", model, "--methods", *methods, *raised, *EFFORT[problem.original].words(),
-        "--at", f"forget={level:.4g}", *ATTACK, "--jobs", str(jobs), "--output_dir", str(folder))  # fmt: skip
+    run("compare", *what, *problem.extra, "--model", model, "--methods", *methods, *raised, *effort.words(),
+        "--at", f"forget={level:.4g}", *ATTACK, "--output_dir", str(folder))  # fmt: skip
     found = json.loads((folder / "comparison.json").read_text())
     own = json.loads((attacked / "attack.json").read_text())["outcomes"]["relearn-retain"]
+    rows = {name: _row(found, name) for name in methods}
+    if objective is None:
+        rows[DEFAULT] = by_default(problem, work, found["at"]["loss"], effort)
     return {
         "level": found["at"]["loss"],
         "start": {side: found["start"][f"{side}_loss"] for side in ("forget", "retain")},
         "retrained_relearned": _last(own["unlearned"]),
-        "effort": vars(EFFORT[problem.original]),
-        "rows": {name: _row(found, name) for name in methods},
+        "effort": vars(effort),
+        "rows": rows,
+        "levels": by_level(folder, found, methods),
     }
+
+
+def by_level(folder: Path, found: Mapping[str, Any], methods: list[str]) -> dict[str, Any]:
+    """The least retain cost of any trial of each method, by forget loss; None if none gets there."""
+    costs: dict[str, dict[str, float]] = {name: {} for name in methods}
+    seeds = {row["seed"] for row in found["runs"]}
+    for row in found["runs"]:
+        if not row["failed"] and row["seed"] == min(seeds) and row["method"] in costs:
+            own = costs[row["method"]]
+            entries = json.loads((folder / row["run"] / "evaluation.json").read_text())[
+                "trajectory"
+            ]
+            for loss in LEVELS:
+                gain = figures_at(entries, Level("forget", loss))["at_gain"]
+                if gain is not None:
+                    own[str(loss)] = min(-gain, own.get(str(loss), -gain))
+    return costs
+
+
+def by_default(problem: Problem, work: Path, level: float, effort: Effort) -> dict[str, Any] | None:
+    """`hamu unlearn` by goal, each record to the level, without any tuning; its last model is attacked."""
+    what, model = (*problem.data, *problem.forget, *problem.extra), original(problem, work)
+    rows = []
+    for seed in effort.seeds:
+        folder = work / f"{slug(problem.name)}-league-default-s{seed}"
+        if not (folder / "attack/attack.json").exists():
+            run("unlearn", *what, "--model", model, "--goal", "loss", "--target_forget_loss", f"{level:.4g}", "--seed", str(seed),
+                "--eval_strategy", "steps", "--eval_steps", str(effort.evaluated_every), "--output_dir", str(folder), "--overwrite")  # fmt: skip
+            run("attack", *what, "--model", str(folder / "model"), *ATTACK, "--seed", str(seed), "--output_dir", str(folder / "attack"))  # fmt: skip
+        found = json.loads((folder / "evaluation.json").read_text())
+        row = figures_at(found["trajectory"], Level("forget", level))
+        if row["at_gain"] is None:
+            return None
+        after = {f"{side}_loss": found["after"][side]["loss"] for side in ("forget", "retain")}
+        rows.append(row | relearned(folder) | after)
+    return _by_seed(rows)
 
 
 def _last(outcome: Mapping[str, Any]) -> float:
@@ -101,11 +137,16 @@ def _row(found: Mapping[str, Any], method: str) -> dict[str, Any] | None:
         return None
     rows.sort(key=lambda row: row["seed"])
     settings = ("constraint", "forget_weight", "learning_rate")
+    return {name: rows[0][name] for name in settings if rows[0][name] is not None} | _by_seed(rows)
+
+
+def _by_seed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of rows that differ in the seed."""
     keys = {"cost": "at_gain", "step": "at_step", "test_accuracy": "at_test_accuracy", "relearned": "relearned",
             "forget_loss": "forget_loss", "retain_loss": "retain_loss"}  # fmt: skip
     by_seed = {name: [row.get(key) for row in rows] for name, key in keys.items()}
     by_seed["cost"] = [-gain for gain in by_seed["cost"]]
-    return {name: rows[0][name] for name in settings if rows[0][name] is not None} | by_seed
+    return by_seed
 
 
 def ranked(rows: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
@@ -130,32 +171,36 @@ def entries(parts: Mapping[str, Any], problem: str) -> dict[str, Any]:
 
 
 def table(parts: Mapping[str, Any]) -> str:
-    """A table for each problem, in Markdown."""
+    """A table for each problem, in Markdown without blanks."""
     lines: list[str] = []
+    heads = ["", "entry", "retain cost", "seeds", "share", "test accuracy", "relearned", "step", "settings"]  # fmt: skip
+    heads += [f"at {loss:g}" for loss in LEVELS]
     for problem in dict.fromkeys(name.partition(" | ")[0] for name in parts):
-        first = parts[problem]
-        lines += [f"## {problem}", "", f"At forget loss {first['level']:.4g} (before: {first['start']['forget']:.4g}); relearned by the retrained model: "
-                  f"{first['retrained_relearned']:.3g}.", "",
-                  "| | entry | retain cost | seeds | of HAMU-Q's | test accuracy | relearned | at step | settings |",
-                  "|---:|---|---:|---|---:|---:|---:|---:|---|"]  # fmt: skip
-        rows = entries(parts, problem)
+        first, rows = parts[problem], entries(parts, problem)
+        lines += [f"## {problem}", "", f"Forget loss {first['start']['forget']:.2g}, retrained {first['level']:.4g}; "
+                  f"relearned by the retrained model: {first['retrained_relearned']:.2f}.", "",
+                  f"|{'|'.join(heads)}|", "|---:|---|" + "---:|" * (len(heads) - 2)]  # fmt: skip
         ours = fmean(rows["hamu-q"]["cost"]) if rows.get("hamu-q") else None
         for place, (name, row) in enumerate(ranked(rows), 1):
-            lines.append(f"| {place} | {name} | {_cells(row, ours)} |")
+            levels = first["levels"].get(name, {})
+            further = [
+                "-" if (c := levels.get(str(loss))) is None else f"{c:+.4f}" for loss in LEVELS
+            ]
+            lines.append(f"|{'|'.join([str(place), name, *_cells(row, ours), *further])}|")
         lines.append("")
     return "\n".join(lines)
 
 
-def _cells(row: Mapping[str, Any] | None, ours: float | None) -> str:
+def _cells(row: Mapping[str, Any] | None, ours: float | None) -> list[str]:
     if row is None:
-        return "never there | | | | | | "
-    settings = {"constraint": "c", "forget_weight": "w", "learning_rate": "lr"}
+        return ["never", *["-"] * 6]
+    short = {"constraint": "c", "forget_weight": "w", "learning_rate": "lr"}
     cost = fmean(row["cost"])
-    known = [f"{short} {row[name]:g}" for name, short in settings.items() if name in row]
-    return " | ".join([
-        f"{cost:+.4f}", f"{min(row['cost']):+.4f} to {max(row['cost']):+.4f}", f"{cost / ours:.2f}" if ours and min(cost, ours) > 0 else "-",
-        f"{fmean(row['test_accuracy']):.1%}", f"{fmean(row['relearned']):.3g}", f"{fmean(row['step']):.0f}", ", ".join(known),
-    ])  # fmt: skip
+    share = f"{cost / ours:.2f}" if ours and min(cost, ours) > 0 else "-"
+    spread = f"{min(row['cost']):+.4f}…{max(row['cost']):+.4f}"
+    settings = ",".join(f"{short[name]}={row[name]:g}" for name in short if name in row) or "-"
+    others = [f"{fmean(row['test_accuracy']):.1%}", f"{fmean(row['relearned']):.2f}", f"{fmean(row['step']):.0f}"]  # fmt: skip
+    return [f"{cost:+.4f}", spread, share, *others, settings]
 
 
 def problems(names: list[str], work: Path, options: Any) -> list[Problem]:
@@ -183,9 +228,10 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", default="", help="the problem of this name")
     parser.add_argument("--methods", nargs="+", help="by default all")
     parser.add_argument("--objectives", nargs="*", default=OBJECTIVES)
+    parser.add_argument("--trials", type=int, help="runs that tune each method; by default 8")
+    parser.add_argument("--seeds", nargs="+", type=int, help="by default 42 43 44")
     parser.add_argument("--cifar_dir")
     parser.add_argument("--tofu_dir")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--work_dir", default="runs/experiments")
     parser.add_argument("--output", default="docs/results/league.json")
     options = parser.parse_args(argv)
@@ -199,7 +245,12 @@ def main(argv: list[str]) -> None:
         for objective in (None, *options.objectives):
             name = problem.name if objective is None else f"{problem.name} | {objective}"
             asked = methods if objective is None else [one for one in RAISING if one in methods]
-            if parts.get(name, {}).get("rows", {}).keys() < {*asked}:
-                parts[name] = measured(problem, work, asked, objective, options.jobs)
+            wanted = {*asked, DEFAULT} if objective is None else {*asked}
+            if wanted - parts.get(name, {}).get("rows", {}).keys():
+                effort = EFFORT[problem.original]
+                asked_for = {"trials": options.trials, "seeds": options.seeds}
+                given = {name: value for name, value in asked_for.items() if value is not None}
+                effort = replace(effort, **given)
+                parts[name] = measured(problem, work, asked, objective, effort)
                 path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
     print(table(parts))

@@ -251,6 +251,43 @@ def judge(runs: list[Series], size: int, rule: str) -> dict[str, Any]:
     }
 
 
+def demand(sides: Sides, sizes: list[int], seed: int) -> dict[int, dict[str, list[float]]]:
+    """By batch size, means over 40 batches at the start, by each batch's Gram and by that of all data.
+
+    The share of the demand on all forget data that comes, the change of the loss on all retain data and the length
+    of the step, each per unit of learning rate and for gradients over all data clipped to norm 1.
+    """
+    parameters = sides.parameters
+    meter = GramMeter(parameters, range(len(parameters)))
+    whole = [sides.full(0), sides.full(1)]
+    full = meter.measure(*whole)
+    clip = full.clip_factors(1.0)
+    limits = METHOD.weigh(full.scaled(*clip)).constraint
+    assert limits is not None
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for size in sizes:
+        rows = []
+        for _ in range(40):
+            drawn = [torch.randperm(n, generator=generator)[:size] for n in sides.sizes]
+            grads = [sides.gradient(side, rows, 0)[0] for side, rows in enumerate(drawn)]
+            own = meter.measure(*grads)
+            products = [[meter.measure(g, w).dot for w in whole] for g in grads]
+            for gram in (own, full):
+                factors = gram.clip_factors(1.0)
+                weights = METHOD.weigh(gram.scaled(*factors))
+                a, b = weights.retain * factors[0], weights.forget * factors[1]
+                changes = [
+                    -(a * products[0][i] + b * products[1][i]).sum() * clip[i] for i in (0, 1)
+                ]
+                length = a * a * own.retain_sq + 2 * a * b * own.dot + b * b * own.forget_sq
+                kept = changes[1] / limits.clipped_demand
+                rows.append(torch.stack([kept, changes[0], length.sum().sqrt()]))
+        means = torch.stack(rows).view(40, 2, 3).mean(0).tolist()
+        found[size] = dict(zip(("batch", "all"), means, strict=True))
+    return found
+
+
 def main(argv: list[str]) -> None:
     """Record what was not recorded yet; write and print the tables."""
     parser = argparse.ArgumentParser(prog="experiments stopping", description=__doc__,
@@ -260,6 +297,7 @@ def main(argv: list[str]) -> None:
         "--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10"
     )
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
+    parser.add_argument("--demand", action="store_true", help="measure weights of all data instead")
     parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 4, 5, 12, 13))
     parser.add_argument("--sizes", type=int, nargs="+", default=BATCH_SIZES)
     parser.add_argument("--work_dir", type=Path, default=Path("runs/stopping"))
@@ -269,14 +307,17 @@ def main(argv: list[str]) -> None:
     for seed, (name, (rate, make)) in product(options.seeds, problems(options).items()):
         sides = make(seed)
         start = copy.deepcopy(sides.model.state_dict())
-        for size in options.sizes:
+        if options.demand:
+            print(name, seed, demand(sides, options.sizes, seed), flush=True)
+        for size in () if options.demand else options.sizes:
             path = options.work_dir / f"{name}-{size}-{seed}.json"
             if not path.exists():
                 sides.model.load_state_dict(start)
                 run = record(sides, size, rate, seed)
                 path.write_text(json.dumps(run))
                 print(path.stem, stops(run, size), flush=True)
-    table(options)
+    if not options.demand:
+        table(options)
 
 
 def table(options: argparse.Namespace) -> None:

@@ -14,7 +14,15 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hamu import HamuQ, PairedGradients, StepGuard, UnlearnConfig, UnlearnTrainer, build_method
+from hamu import (
+    HamuQ,
+    PairedGradients,
+    StepGuard,
+    StoppingRule,
+    UnlearnConfig,
+    UnlearnTrainer,
+    build_method,
+)
 from hamu.assess import assess_model
 from hamu.core.distributed import Layout
 from hamu.core.methods import method_classes
@@ -30,6 +38,7 @@ from _counted import NAME, counting, present
 from launches import combined
 
 RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
+LATE = StoppingRule(patience=100)
 SGD, ADAM = torch.optim.SGD, torch.optim.AdamW
 
 
@@ -133,6 +142,26 @@ CASES = {
     "corrected": {"corrects": True, "optimizer": ADAM, "rate": 1e-3},
     "loss scaler": {"scaled": True},
 }
+
+
+@pytest.mark.parametrize("where", ["none", "cpu"])
+@pytest.mark.parametrize("early", [False, True])
+def test_running_means_for_the_criterion_are_those_of_the_cpu(early, where):
+    def status(place, offload_grads):
+        model, method = network(), HamuQ(0.3, constraint_mode="relative", stopping=LATE)
+        settings = {"half_life": 20.0, "offload_grads": offload_grads}
+        pair = PairedGradients(model, method, **settings) if early else None
+        model.to(place)
+        pair = pair or PairedGradients(model, method, **settings)
+        for step in range(18):
+            for side in ("retain", "forget"):
+                x, y = batch(side, slice(step % 6, None))
+                with getattr(pair, side)():
+                    F.cross_entropy(model(x.to(place)), y.to(place)).backward()
+            found = pair.combine().population
+        return vars(found)
+
+    assert status(NAME, where) == pytest.approx(status("cpu", "none"), rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

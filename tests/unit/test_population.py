@@ -170,10 +170,14 @@ def test_a_resumed_run_goes_on_bit_by_bit():
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_state_of_another_half_life_is_refused():
-    state = pair_of(half_life=30.0).state_dict()
-    with pytest.raises(HamuError, match=r"half_life 30\.0 \(now None\)"):
-        pair_of().load_state_dict(state)
+def test_running_means_begin_anew_from_a_state_without_and_end_in_a_pair_without():
+    """A run may go on in another layout, which has none."""
+    draws = drawn(20, cos=0.0)
+    with_means, without = pair_of(half_life=30.0), pair_of()
+    with_means.load_state_dict(without.state_dict())
+    run(with_means, draws)
+    without.load_state_dict(with_means.state_dict())
+    assert run(without, draws)[-1].population is None
 
 
 def test_gradients_that_are_not_finite_count_nothing():
@@ -235,6 +239,19 @@ def test_a_half_life_must_be_positive(half_life):
         HamuError, match=r"half_life .* must be a positive number of steps, or None"
     ):
         pair_of(half_life=half_life)
+
+
+def test_processes_decide_by_the_sums_that_they_agree_on():
+    class First(Layout):
+        """The first process finds that both sides point the same way; this one, that they do not."""
+
+        def agree(self, numbers):
+            return torch.ones_like(numbers) + torch.eye(numbers.shape[-1])
+
+    pair = pair_of(half_life=40.0)
+    pair.use(First(pair.parameters, pair.block_of))
+    steps = run(pair, drawn(200, cos=0.0))
+    assert (len(steps), steps[-1].should_stop) == (20, True)
 
 
 def test_parts_of_gradients_have_no_population():

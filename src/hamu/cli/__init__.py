@@ -20,7 +20,7 @@ from rich.console import Console
 from hamu.errors import HamuError, Interrupted, first_line, one_line, unknown
 
 COMMANDS = {
-    "demo": "train, unlearn and compare all methods on bundled data, in about a minute",
+    "demo": "train, unlearn and compare all methods on bundled data, in minutes",
     "train": "train the original model, or the retain model",
     "assess": "say before a run how hard it is, what it will cost, whether to start",
     "unlearn": "unlearn the forget set from a model",

@@ -246,7 +246,7 @@ def _table(results: Mapping[str, Mapping[str, Any]]) -> Any:
         table.add_row(
             Text(name, "bold" if both else ""),
             f"{row['forget_gain']:+.3f}",
-            f"{row['retain_gain']:+.4f}",
+            f"{row['retain_gain']:+.3f}",
             *(f"{row[key]:.1%}" for key in _ACCURACIES),
             "-" if row["membership_auc"] is None else f"{row['membership_auc']:.3f}",
             str(row["criterion_met_at_step"] or "-"),

@@ -398,7 +398,7 @@ class PairedGradients:
         self._memory.load_state_dict(state["stopping"])
         if "memory" in state:
             self._numbers = torch.tensor(state["memory"], dtype=torch.float64)
-        if self._population is not None:
+        if self._population is not None and state.get("population"):  # else saved by another layout
             self._population.load_state_dict(state["population"])
         mean = state.get("mean")
         if mean:
@@ -414,7 +414,6 @@ class PairedGradients:
             "method": method.name,
             "stopping": method.stopping_rule,
             "max_grad_norm": self.max_grad_norm,
-            "half_life": self.half_life,
             "blocks": f"{len(self.block_names)} ({digest[:8]})",
         }
         return {key: re.sub(" at 0x[0-9a-f]+", "", repr(value)) for key, value in settings.items()}

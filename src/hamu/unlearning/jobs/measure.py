@@ -38,6 +38,8 @@ from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
 
+_REAL_ANSWERS = 1000  # that tell language from gibberish
+
 
 @dataclass(frozen=True)
 class Assessed:
@@ -261,8 +263,8 @@ def _answer_figures(
         known = knowmem(answers, [row.expected for row in page], task.tokenizer)
         found[f"{name}_knowmem"] = known.mean().item()
         if name == "forget":
-            real = [record.answer for record in problem.retain.records]
-            found["gibberish"] = gibberish(answers, real)
+            real = task.some_records(problem.retain, _REAL_ANSWERS).records
+            found["gibberish"] = gibberish(answers, [record.answer for record in real])
     return found
 
 

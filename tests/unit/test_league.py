@@ -1,0 +1,26 @@
+"""The order of the league, and its table."""
+
+from experiments.league import ranked, table
+
+
+def row(cost, back=0.5):
+    return {"cost": cost, "relearned": [back], "test_accuracy": [0.9], "step": [5.0], "learning_rate": 0.001}  # fmt: skip
+
+
+ROWS = {"never": None, "cheap": row([0.01, 0.03]), "ties": row([0.02], back=0.25), "hamu-q": row([0.04]), "free": row([-0.1])}  # fmt: skip
+
+
+def test_entries_rank_by_mean_cost_then_by_what_comes_back_and_last_if_never_there():
+    assert [name for name, _ in ranked(ROWS)] == ["free", "ties", "cheap", "hamu-q", "never"]
+
+
+def test_the_table_gives_the_share_of_hamus_cost_where_both_pay():
+    part = {"level": 7.0, "start": {"forget": 0.1}, "retrained_relearned": 0.0, "rows": ROWS,
+            "levels": {"cheap": {"1.0": 0.5}}}  # fmt: skip
+    text = table({"p": part, "p | bounded": {"rows": {"ga": row([0.06])}}})
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
+    assert len({len(row) for row in rows}) == 1, "as many columns in each row"
+    cells = {row[1]: row for row in rows}
+    assert (cells["free"][4], cells["cheap"][4], cells["ga + bounded"][4]) == ("-", "0.50", "1.50")
+    assert cells["never"][2] == "never"
+    assert (cells["cheap"][9], cells["ties"][9]) == ("+0.5000", "-")
