@@ -32,7 +32,7 @@ LEVELS = (1.0, 2.0, 4.0, 8.0)  # forget losses, for one seed
 
 @dataclass(frozen=True)
 class Effort:
-    """What every method may spend on a problem: steps, evaluations, the middle of the learning rates."""
+    """The effort of every method on a problem: steps, evaluations, the middle of the learning rates."""
 
     steps: int
     evaluated_every: int

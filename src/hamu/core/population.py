@@ -185,7 +185,7 @@ class Population:
     def figures(
         self, method: Method, max_norm: float | None, agree: Callable[[Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """What the host must read of the estimate, for `judge`; nothing between two estimates."""
+        """Figures of the estimate for the host, for `judge`; nothing between two estimates."""
         if not self.is_due:
             return {}
         grams, dot = self.grams(agree)

@@ -174,17 +174,20 @@ class Controller(TrainerCallback):
             self._change(demand=1.25)
         if within and self._steps_are_too_large(now):
             self._change(rate=0.75)
-        elif self._lasted:
-            pass  # what has lasted once is rehearsed again as it is
-        elif within and now.missing > _PROGRESS * self._last_missing:
-            self._change(rate=1.25)
-        elif self._can_rehearse and cost < 0.5 * self.budget:  # forgotten, but it does not last yet
-            self._change(rate=1.5)
+        elif not self._lasted:  # what has lasted once is rehearsed again as it is
+            self._speed_up(now, within, cost)
         self._last_missing, self._last_cost = now.missing, cost
         self._last_too_high = int(now.too_high.sum())
         if self._constraint is not None:
             self._free = [*self._free[1 - _PATIENCE :], bool(self._constraint.some_demand_is_free)]
         return goes_back
+
+    def _speed_up(self, now: Standing, within: bool, cost: float) -> None:
+        """Raise the rate where there is little progress, or what is forgotten does not last yet."""
+        if within and now.missing > _PROGRESS * self._last_missing:
+            self._change(rate=1.25)
+        elif self._can_rehearse and cost < 0.5 * self.budget:
+            self._change(rate=1.5)
 
     def _is_better(self, now: Standing, cost: float) -> bool:
         if self._work.lookahead is not None and now.share >= self._goal.share:

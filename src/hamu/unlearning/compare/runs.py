@@ -81,7 +81,7 @@ def figures_at(trajectory: Iterable[Mapping[str, Any]], level: Level) -> Row:
 
 
 def relearned(run: Path) -> Row:
-    """What fine-tuning on retain data has brought back, if a run was attacked so."""
+    """Share that fine-tuning on retain data has brought back, of a run that was attacked so."""
     path = run / ATTACK_FOLDER / ATTACK
     if not path.is_file():
         return {}
