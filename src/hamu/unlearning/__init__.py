@@ -1,10 +1,12 @@
 """The job itself: what must be forgotten, how a run gets there, and how it lasts."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hamu.unlearning.goals import Goal, Standing, Targets
 
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns when PEFT imports it
 __all__ = ["Goal", "Standing", "Targets"]
 
 
