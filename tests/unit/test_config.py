@@ -53,6 +53,10 @@ def test_training_and_unlearning_refuse(settings, message):
         ({"forget_objective": "hate"}, "objective 'hate' is unknown; choose one of cross_entropy"),
         ({"min_forget_loss": 0.0}, "min_forget_loss 0.0 must be a positive number"),
         ({"min_forget_loss": 0.1, "method": "ft"}, "min_forget_loss has no effect with ft, which"),
+        (
+            {"method": "pdu", "trust_region": True},
+            "pdu remembers its steps, of which --trust_region",
+        ),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor 0.1 has no place in unlearning"),
         (OFFLOAD | GOAL, f"auto {NEEDS_BOTH}"),
         (SHARD, "--shard cuts a model, both gradients and the optimizer's state over several"),

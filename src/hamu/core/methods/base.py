@@ -268,6 +268,11 @@ class Method(ABC):
         return StoppingRule("off")
 
     @property
+    def remembers(self) -> bool:
+        """True if a step depends on those before it."""
+        return bool(self.first_memory or self.retain_decay)
+
+    @property
     def uses_retain(self) -> bool:
         """True if the method needs a backward pass over retain data."""
         return self.retain_objective is not None

@@ -320,6 +320,10 @@ class UnlearnConfig(TrainConfig):
             f"{self.method} averages gradients, which --fp16 rescales; use --bf16, or neither",
         )
         _check(
+            not self.trust_region or not method.remembers,
+            f"{self.method} remembers its steps, of which --trust_region undoes some; leave it out",
+        )
+        _check(
             not self.correct_steps or isinstance(method, HamuQ | HamuU),
             f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u",
         )
@@ -432,6 +436,7 @@ def unused_settings(method: Method) -> set[str]:
     unused = {name for name, side in _OF_A_SIDE.items() if not getattr(method, f"uses_{side}")}
     unused |= set(_METHOD_FIELDS) - own
     unused |= set() if "stopping" in own else {*_STOPPING_FIELDS, "stopping_records"}
+    unused |= {"trust_region"} if method.remembers else set()
     return unused if isinstance(method, HamuQ | HamuU) else unused | {"correct_steps"}
 
 
