@@ -241,6 +241,10 @@ def test_records_are_forgotten_by_the_answers_of_a_column(capsys):
     assert run(f"{job} --alternative_column other --output_dir none") == 2
     assert "more.jsonl has no other; another answer needs a prompt" in capsys.readouterr().err
     assert not Path("none").exists()
+    own = job.replace("dpo", "npo")
+    assert run(f"{own} --alternative_column instead --output_dir own") == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "alternative_column instead is not read: no other answer is needed" in printed
 
 
 def test_a_retain_model_may_share_the_originals_tokenizer():

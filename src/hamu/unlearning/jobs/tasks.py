@@ -542,9 +542,12 @@ class TextTask(Task):
 
     def fitted_problem(self, model: Any, problem: Problem) -> Problem:
         fitted = super().fitted_problem(model, problem)
+        column = self.data.alternative_column
         if not isinstance(self.args, UnlearnConfig) or not self.args.needs_alternatives:
+            if column is not None:
+                self.tell(f"alternative_column {column} is not read: no other answer is needed")
             return fitted
-        others = problem.forget.alternatives(self.data.alternative_column)
+        others = problem.forget.alternatives(column)
         (encoded,) = self.fitted(model, others)
         return replace(fitted, forget=replace(fitted.forget, alternatives=encoded))
 
