@@ -2,9 +2,11 @@
 
     python -m experiments stopping digits [cifar] [tofu] --cifar_dir CIFAR10 --tofu_dir TOFU
 
-A model unlearns by HAMU-Q with the criterion off, once for each problem, batch size and seed. Every step records the
-headroom of its batches, of running means of the norms of their halves, and of the `Population`; every few steps the
-headroom of all data, which defines the right step to stop. `judge` replays the criterion on these records.
+A model unlearns by HAMU-Q with the criterion off, once for each problem, batch size and seed; both sides are drawn
+without replacement, pass by pass, as the trainer does. The learning rate of batches below 64 is proportional to their
+size (linear scaling, Goyal et al. 2017); `--same_rate` keeps that of 64. Every step records the headroom of its batches
+and of the `Population`; every few steps the headroom of all data, which defines the right step to stop. `judge` replays
+the criterion on these records.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from hamu.core.gram import PairGram
 from hamu.core.gram_meter import GramMeter
 from hamu.core.methods import HamuQ
 from hamu.core.objectives import CrossEntropy, Scored
-from hamu.core.population import FEWEST, Population, PopulationStatus, judged
+from hamu.core.population import Population, judged
 from hamu.data import forget_class
 from hamu.data.images import collate
 from hamu.unlearning.jobs.settings import settings_of
@@ -42,7 +44,8 @@ from hamu.unlearning.trainer import TrainConfig, train_original
 from hamu.unlearning.trainer.logs import silent
 
 BATCH_SIZES = (8, 16, 32, 64, 128, 512, 2048)
-HALF_LIFE = 640  # records
+SCALED_BELOW = 64  # records; smaller batches have smaller rates, and more steps
+HALF_LIFE = 2560  # records
 EVERY = 12  # steps between two gradients over all data
 FURTHER = 60  # steps of a run after the criterion was first met on all data
 MOST = 240  # steps of a run in which it is not met
@@ -83,41 +86,46 @@ class Sides:
         torch._foreach_div_(found, float(count))
         return found
 
-    def halves(self, side: int, rows: Tensor) -> tuple[list[list[Tensor]], list[float]]:
-        """Gradients of both halves of a batch, which add up to that of its mean, and their shares."""
-        both = [self.gradient(side, part, 1) for part in rows.tensor_split(2)]
-        count = sum(of_part for _, of_part in both)
-        grads = [torch._foreach_div(list(part), float(count)) for part, _ in both]
-        return [list(part) for part in grads], [of_part / count for _, of_part in both]
+
+class Passes:
+    """Rows of one side without replacement, pass by pass."""
+
+    def __init__(self, count: int, generator: torch.Generator) -> None:
+        self._count, self._generator = count, generator
+        self._waiting = torch.empty(0, dtype=torch.int64)
+
+    def draw(self, size: int) -> Tensor:
+        """The next rows, each once."""
+        while len(self._waiting) < size:
+            further = torch.randperm(self._count, generator=self._generator)
+            self._waiting = torch.cat([self._waiting, further])
+        drawn, self._waiting = self._waiting.tensor_split([size])
+        return drawn.unique()
 
 
-def record(sides: Sides, size: int, rate: float, seed: int) -> Series:
+def record(sides: Sides, size: int, rate: float, scale: float, seed: int) -> Series:
     """Headrooms of one run, step by step; that of all data is interpolated between measurements."""
     parameters = sides.parameters
     meter = GramMeter(parameters, range(len(parameters)))
-    population = Population(parameters, range(len(parameters)), len(parameters), HALF_LIFE / size)
-    halves = Halves(sides, size)
-    optimizer = torch.optim.SGD(parameters, lr=rate)
+    population = Population(parameters, range(len(parameters)), len(parameters), HALF_LIFE / size,
+                            tuple(max(1.0, n / size) for n in sides.sizes))  # fmt: skip
+    optimizer = torch.optim.SGD(parameters, lr=rate * scale)
     generator = torch.Generator().manual_seed(seed)
-    found: Series = {name: [] for name in ("batch", "halves", "population", "error")}
+    passes = [Passes(n, generator) for n in sides.sizes]
+    every, further, most = (round(steps / scale) for steps in (EVERY, FURTHER, MOST))
+    found: Series = {name: [] for name in ("batch", "population")}
     full: dict[int, float] = {}
-    end = MOST
+    end = most
     while (step := len(found["batch"])) < end:
-        if step % EVERY == 0:
+        if step % every == 0:
             full[step] = headroom(meter.measure(sides.full(0), sides.full(1)))
-            if end == MOST and full[step] < 1:
-                end = step + FURTHER
-        drawn = [torch.randperm(n, generator=generator)[:size] for n in sides.sizes]
-        both, shares = zip(*map(sides.halves, (0, 1), drawn), strict=True)
-        grads = [[a + b for a, b in zip(*of_side, strict=True)] for of_side in both]
+            if end == most and full[step] < 1:
+                end = min(most, step + further)
+        grads = [sides.gradient(side, of.draw(size), 0)[0] for side, of in enumerate(passes)]
         gram = meter.measure(*grads)
-        population.add(*grads, gram, None)
-        of_halves = [meter.measure(*of_side) for of_side in both]
         found["batch"].append(headroom(gram))
-        found["halves"].append(headroom(halves.mean(gram, of_halves, shares)))
-        status = estimate(population)
-        found["population"].append(math.inf if status is None else at_least_one(status))
-        found["error"].append(math.inf if status is None else status.error)
+        population.add(*grads, gram, None)
+        found["population"].append(estimate(population))
         clip = gram.clip_factors(1.0)
         weights = METHOD.weigh(gram.scaled(*clip))
         a, b = (weights.retain * clip[0]).tolist(), (weights.forget * clip[1]).tolist()
@@ -129,33 +137,11 @@ def record(sides: Sides, size: int, rate: float, seed: int) -> Series:
     return {key: [round(value, 4) for value in values] for key, values in found.items()}
 
 
-class Halves:
-    """Running means of unbiased norms from both halves of each batch (McCandlish et al. 2018)."""
-
-    def __init__(self, sides: Sides, size: int) -> None:
-        self._decay, self._sums, self._weight = 0.5 ** (size / HALF_LIFE), torch.zeros(()), 0.0
-        self._noisy = [1.0 - min(1.0, size / n) for n in sides.sizes]  # drawn without replacement
-
-    def mean(self, gram: PairGram, halves: list[PairGram], shares: Any) -> PairGram:
-        """Mean Gram after a step, from its Gram and those of the halves of each side."""
-        squares = []
-        for whole, one, share, noisy in zip(
-            (gram.retain_sq, gram.forget_sq), halves, shares, self._noisy, strict=True
-        ):
-            noise = one.retain_sq / share[0] + one.forget_sq / share[1] - whole
-            squares.append(whole - noisy * noise)
-        new = torch.stack([*squares, gram.dot]) * (1.0 - self._decay)
-        self._sums = self._decay * self._sums + new
-        self._weight = self._decay * self._weight + 1.0 - self._decay
-        retain, forget, dot = self._sums / self._weight
-        return PairGram(retain.clamp(min=0), forget.clamp(min=0), dot)
-
-
-def estimate(population: Population) -> PopulationStatus | None:
-    """Latest status of the population."""
+def estimate(population: Population) -> float:
+    """Headroom that the criterion judges after a step; infinite without a new estimate."""
     read = population.figures(METHOD, 1.0, lambda numbers: numbers)
-    population.judge({name: value.tolist() for name, value in read.items()})
-    return population.status
+    status = population.judge({name: value.tolist() for name, value in read.items()})
+    return math.inf if status is None else judged(at_least_one(status), status.error)
 
 
 def at_least_one(status: Any) -> float:
@@ -218,26 +204,17 @@ def first(values: list[float], below: float = 1.0) -> int | None:
     return next((step for step, value in enumerate(values) if value < below), None)
 
 
-def stops(run: Series, size: int) -> dict[str, int | None]:
+def stops(run: Series) -> dict[str, int | None]:
     """The step at which each rule stops, and the right one."""
-    fewest = max(FEWEST, HALF_LIFE / size / 2)
-    estimates = {
-        "halves": run["halves"],
-        "population": list(map(judged, run["population"], run["error"])),
-    }
-    known = {name: first(run[name]) for name in ("full", "batch")}
-    return known | {
-        name: first([h if step >= fewest else math.inf for step, h in enumerate(values, 1)])
-        for name, values in estimates.items()
-    }
+    return {name: first(run[name]) for name in ("full", "batch", "population")}
 
 
-def judge(runs: list[Series], size: int, rule: str) -> dict[str, Any]:
+def judge(runs: list[Series], rule: str) -> dict[str, Any]:
     """Shares of the runs that should stop, by when they do, and of those that should not but do."""
-    pairs = [(found["full"], found[rule]) for found in (stops(run, size) for run in runs)]
+    pairs = [(found["full"], found[rule]) for found in map(stops, runs)]
     due = [(right, stop) for right, stop in pairs if right is not None]
     delays = [(right, stop - right) for right, stop in due if stop is not None]
-    left = [run["full"][stop] for run in runs if (stop := stops(run, size)[rule]) is not None]
+    left = [run["full"][stop] for run in runs if (stop := stops(run)[rule]) is not None]
     within = [abs(delay) <= max(5, TOLERANCE * right) for right, delay in delays]
     return {
         "due": len(due),
@@ -298,26 +275,33 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
     parser.add_argument("--demand", action="store_true", help="measure weights of all data instead")
+    parser.add_argument("--same_rate", action="store_true", help="for all batch sizes")
     parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 4, 5, 12, 13))
     parser.add_argument("--sizes", type=int, nargs="+", default=BATCH_SIZES)
     parser.add_argument("--work_dir", type=Path, default=Path("runs/stopping"))
     parser.add_argument("--output", type=Path, default=Path("docs/results/stopping.json"))
     options = parser.parse_args(argv)
     options.work_dir.mkdir(parents=True, exist_ok=True)
+    suffix = _suffix(options)
     for seed, (name, (rate, make)) in product(options.seeds, problems(options).items()):
         sides = make(seed)
         start = copy.deepcopy(sides.model.state_dict())
         if options.demand:
             print(name, seed, demand(sides, options.sizes, seed), flush=True)
         for size in () if options.demand else options.sizes:
-            path = options.work_dir / f"{name}-{size}-{seed}.json"
+            path = options.work_dir / f"{name}-{size}-{seed}{suffix}.json"
             if not path.exists():
                 sides.model.load_state_dict(start)
-                run = record(sides, size, rate, seed)
+                scale = 1.0 if options.same_rate else min(1.0, size / SCALED_BELOW)
+                run = record(sides, size, rate, scale, seed)
                 path.write_text(json.dumps(run))
-                print(path.stem, stops(run, size), flush=True)
+                print(path.stem, stops(run), flush=True)
     if not options.demand:
         table(options)
+
+
+def _suffix(options: argparse.Namespace) -> str:
+    return "-same-rate" if options.same_rate else ""
 
 
 def table(options: argparse.Namespace) -> None:
@@ -328,11 +312,11 @@ def table(options: argparse.Namespace) -> None:
             runs = [
                 json.loads(path.read_text())
                 for seed in options.seeds
-                for path in options.work_dir.glob(f"{data}*-{size}-{seed}.json")
+                for path in options.work_dir.glob(f"{data}*-{size}-{seed}{_suffix(options)}.json")
             ]
             if runs:
-                rules = ("batch", "halves", "population")
-                found[f"{data}/{size}"] = {rule: judge(runs, size, rule) for rule in rules}
+                rules = ("batch", "population")
+                found[f"{data}/{size}{_suffix(options)}"] = {r: judge(runs, r) for r in rules}
     known = json.loads(options.output.read_text()) if options.output.exists() else {}
     options.output.write_text(json.dumps(known | found, indent=1) + "\n")
     for name, by_rule in found.items():

@@ -185,16 +185,16 @@ def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(
     model.load_state_dict(state)
     trainer = trainer_of(model, **sides, **small)
     trainer.train()
-    assert trainer.pair.half_life == 640 / 32
+    assert trainer.pair.half_life == 2560 / 32
     assert trainer.stop.kind == "criterion"
-    assert 16 <= trainer.state.global_step < 60
+    assert 10 <= trainer.state.global_step < 60
     assert re.search(r"; confidence \d+%$", trainer.stop_reason)
     first, *_, last = [entry for entry in trainer.state.log_history if "taken" in entry]
     assert "headroom" not in first
     assert last["headroom"] < 1
-    assert last["headroom_error"] <= 0.3
+    assert last["headroom_error"] <= 0.5
     assert last["expected_cos"] > last["cos"]
-    assert last["retain_noise_scale"] > 32
+    assert last["retain_noise_scale"] > 10
 
 
 def test_a_batch_of_one_record_runs_and_one_that_holds_a_set_has_no_noise(
@@ -202,7 +202,7 @@ def test_a_batch_of_one_record_runs_and_one_that_holds_a_set_has_no_noise(
 ):
     one = trainer_of(model, per_device_train_batch_size=1, stopping="aggregate", max_steps=2)
     one.train()
-    assert (one.pair.half_life, one.steps_taken) == (640, 2)
+    assert (one.pair.half_life, one.steps_taken) == (2560, 2)
     whole = {"per_device_train_batch_size": len(problem.retain), "stopping_records": 10**6}
     assert trainer_of(model, stopping="aggregate", **whole).pair.half_life is None
 

@@ -358,3 +358,12 @@ def test_it_names_what_makes_it_doubtful(found):
         regimes[:, REGIMES.index(found.hardness.regime)] = agreement
         sure = replace(found.intervals, variants={"hamu-q": replace(variant, regimes=regimes)})
         assert plain_answer(replace(found, intervals=sure)).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("scales", "largest"),
+    [((12.3, 4.0), 13), ((0.0, 0.0), 1), ((7.0, 1e6), 90), ((5.0, None), None)],
+)
+def test_a_batch_is_worth_its_price_up_to_the_larger_noise_scale(found, scales, largest):
+    given = dict(zip(("retain", "forget"), scales, strict=True))
+    assert replace(found, noise_scales=given).worthwhile_batch == largest

@@ -36,10 +36,10 @@ def noisy(sides, deviation, generator):
     return [[g + deviation * torch.randn(g.shape, generator=generator) for g in s] for s in sides]
 
 
-def filled(draws, half_life=1e6):
+def filled(draws, half_life=1e6, *passes):
     """Population after these gradients."""
     like = draws[0][0]
-    population = Population(like, range(len(like)), len(like), half_life)
+    population = Population(like, range(len(like)), len(like), half_life, *passes)
     meter = GramMeter(like, range(len(like)))
     for retain, forget in draws:
         population.add(retain, forget, meter.measure(retain, forget), None)
@@ -50,7 +50,7 @@ def test_norms_dot_and_squared_dot_are_unbiased_where_those_of_a_batch_are_not()
     sides, generator = expected(), torch.Generator().manual_seed(1)
     found, batch = [], []
     for _ in range(200):
-        draws = [noisy(sides, 0.2, generator) for _ in range(24)]
+        draws = [noisy(sides, 0.2, generator) for _ in range(48)]
         gram, dot = filled(draws).grams(same)
         one = PairGram(gram.retain_sq[:, 0], gram.forget_sq[:, 0], gram.dot[:, 0])
         found.append(torch.stack([one.retain_sq, one.forget_sq, dot, one.dot.square()]))
@@ -105,13 +105,35 @@ def test_a_sample_of_a_large_tensor_stands_for_all_of_it():
     assert (dot / gram.retain_sq[:, 0]).item() == pytest.approx(0.5, abs=4 / math.sqrt(SAMPLED))
 
 
-def test_old_steps_lose_half_their_weight_in_a_half_life():
-    ones, none = [[torch.ones(4)]] * 2, [[torch.zeros(4)]] * 2
-    population = filled([none] * 40 + [ones] * 20, half_life=20.0)
-    gram, _ = population.grams(same)
-    first, second = (1 - 0.5**2) * 0.5, 0.5
-    share = second / (first + second)
-    assert gram.retain_sq[0, 0].item() == pytest.approx(4 * share**2, rel=0.05)
+def test_a_gradient_that_moves_steadily_is_known_without_a_lag():
+    ones = torch.ones(4)
+    population = filled([[[t * ones], [(t - 50) * ones]] for t in range(1, 41)], half_life=8.0)
+    gram, dot = population.grams(same)
+    assert gram.retain_sq[0, 0].item() == pytest.approx(4 * 40**2, rel=2e-3)
+    assert dot.item() == pytest.approx(-4 * 40 * 10, rel=2e-3)
+
+
+@pytest.mark.parametrize(("records", "size"), [(40, 8), (36, 8), (8, 8), (20, 15), (1, 1)])
+def test_records_drawn_once_a_pass_leave_less_noise(records, size):
+    """Passes of 5 steps, of 4.5 (a batch has records of two), of one, of 1⅓, and of one record."""
+    generator = torch.Generator().manual_seed(5)
+    mean = expected()[0]
+    own = [g + 0.5 * torch.randn(records, *g.shape, generator=generator) for g in mean]
+    truth = torch.stack([g.mean(0).double().square().sum() for g in own])
+    passes = records / size
+    corrected, wrong = [], []
+    for _ in range(100):
+        order = torch.cat([torch.randperm(records, generator=generator) for _ in range(30)])
+        steps = [[g[rows].mean(0) for g in own] for rows in order.split(size)]
+        draws = [(step, noisy([mean], 0.1, generator)[0]) for step in steps[: int(20 * passes)]]
+        sides = filled(draws, 10.0, (max(1.0, passes), math.inf))
+        corrected.append(sides.grams(same)[0].retain_sq[:, 0])
+        wrong.append(filled(draws, 10.0).grams(same)[0].retain_sq[:, 0])
+    corrected, wrong = torch.stack(corrected), torch.stack(wrong)
+    error = corrected.std(0) / math.sqrt(len(corrected))
+    assert ((corrected.mean(0) - truth).abs() <= 4 * error + 0.01 * truth).all()
+    if passes > 1:  # products of different steps are of different records, too small on average
+        assert ((wrong.mean(0) - truth) < -8 * error).all()
 
 
 def run(pair, draws):
@@ -141,14 +163,14 @@ def test_noise_hides_the_criterion_from_a_batch_but_not_from_the_population():
     assert not run(pair_of(), draws)[-1].should_stop
     steps = run(pair_of(half_life=40.0), draws)
     assert steps[-1].should_stop
-    assert 16 <= len(steps) < 100
+    assert 10 <= len(steps) < 100
     assert steps[-1].reason.endswith("%")
     assert "confidence" in steps[-1].reason
     status = steps[-1].population
     assert isinstance(status, PopulationStatus)
     assert status.conflict
     assert status.retain_noise > 2
-    assert [step.population for step in steps[:15]] == [None] * 15
+    assert [step.population for step in steps[:9]] == [None] * 9
 
 
 def test_a_sustainable_demand_is_never_stopped():
@@ -241,6 +263,12 @@ def test_a_half_life_must_be_positive(half_life):
         pair_of(half_life=half_life)
 
 
+@pytest.mark.parametrize("steps", [(0.5, 3), (4, math.nan)])
+def test_a_pass_takes_a_step_at_least(steps):
+    with pytest.raises(HamuError, match=r"steps_per_pass .* must be two numbers from 1 on"):
+        pair_of(half_life=20.0, steps_per_pass=steps)
+
+
 def test_processes_decide_by_the_sums_that_they_agree_on():
     class First(Layout):
         """The first process finds that both sides point the same way; this one, that they do not."""
@@ -251,7 +279,7 @@ def test_processes_decide_by_the_sums_that_they_agree_on():
     pair = pair_of(half_life=40.0)
     pair.use(First(pair.parameters, pair.block_of))
     steps = run(pair, drawn(200, cos=0.0))
-    assert (len(steps), steps[-1].should_stop) == (20, True)
+    assert (len(steps), steps[-1].should_stop) == (10, True)
 
 
 def test_parts_of_gradients_have_no_population():

@@ -86,6 +86,18 @@ class Assessment:
         return float(regimes[0, hard.REGIMES.index(self.hardness.regime)])
 
     @property
+    def worthwhile_batch(self) -> int | None:
+        """The largest batch that is worth its price: the larger noise scale, in records.
+
+        Up to it twice the records save nearly half of the steps, beyond it few (McCandlish et al.
+        2018, Sec. 2.2). None if a scale is unknown.
+        """
+        scales = [scale for scale in self.noise_scales.values() if scale is not None]
+        if len(scales) < len(SIDES):
+            return None
+        return max(1, min(math.ceil(max(scales)), max(self.records.values())))
+
+    @property
     def error_ratio(self) -> float | None:
         """½ηλ_max of a step of the run: the second-order part of the retain change over the largest
         first-order change of a step of this length, ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
@@ -130,6 +142,7 @@ class Assessment:
             "gradient_norms": dict(zip(SIDES, self.gradient_norms, strict=True)),
             "clip_factors": dict(zip(SIDES, self.clip, strict=True)),
             "noise_scales": self.noise_scales,
+            "worthwhile_batch": self.worthwhile_batch,
             "hamu-q": asdict(self.hamu_q),
             "hamu-u": asdict(self.hamu_u),
             "intervals": whole,

@@ -201,6 +201,7 @@ def _hardness_table(found: Assessment) -> Table:
     scales = [None if n is None else f"{n:,.3g}" for n in found.noise_scales.values()]
     if None not in scales:
         row("noise scale, retain and forget records", ", ".join(map(str, scales)))
+        row("largest batch that is worth its price, records", f"{found.worthwhile_batch:,}")
     return table
 
 

@@ -164,9 +164,12 @@ class PairedGradients:
         max_grad_norm: global norm to which each side is clipped before weighing (the paper: 1);
             None for no clipping. Leave other clipping off.
         half_life: steps after which a step counts half in the running means of the stopping
-            criterion, such as 640 over the number of records in a batch; None to judge each step
+            criterion, such as 2,560 over the number of records in a batch; None to judge each step
             by its own batches, whose noise enlarges the headroom. Without a criterion it has no
             effect.
+        steps_per_pass: for these means, the steps in which the retain and the forget side are read
+            once, such as (len(retain_loader), len(forget_loader)) of loaders that shuffle; None if
+            batches are drawn independently of each other.
 
     Raises:
         HamuError: if an argument is out of range; if no parameter requires a gradient, or one that
@@ -183,9 +186,14 @@ class PairedGradients:
         max_grad_norm: float | None = 1.0,
         offload_grads: str = "none",
         half_life: float | None = None,
+        steps_per_pass: tuple[float, float] | None = None,
     ) -> None:
         if half_life is not None and not half_life > 0:
             raise HamuError(f"half_life {half_life} must be a positive number of steps, or None")
+        if steps_per_pass is not None and not all(n >= 1 for n in steps_per_pass):
+            raise HamuError(
+                f"steps_per_pass {steps_per_pass} must be two numbers from 1 on, or None"
+            )
         if not isinstance(method, Method):
             raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
         if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
@@ -203,6 +211,7 @@ class PairedGradients:
         check_max_norm(max_grad_norm)
         self.method = method
         self.half_life = None if method.stopping_rule.criterion == "off" else half_life
+        self._steps_per_pass = steps_per_pass or (math.inf, math.inf)
         self.max_grad_norm = max_grad_norm
         self.offload_grads = GradOffload(offload_grads)
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
@@ -235,7 +244,7 @@ class PairedGradients:
         self.layout = layout
         self._population: Population | None = None
         if self.half_life is not None:
-            sizes = len(self.block_names), self.half_life
+            sizes = len(self.block_names), self.half_life, self._steps_per_pass
             self._population = Population(layout.parts, layout.block_of, *sizes)
         self._measure_here()
 

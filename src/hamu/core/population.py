@@ -3,18 +3,27 @@
 The gradient of a batch is the expected gradient plus noise, and the noise enters both squared
 norms: E‖g‖² = ‖E g‖² + tr Σ/n (McCandlish et al. 2018, App. A). It is independent from batch to
 batch, so products of the gradients of *different* steps are free of it: g_s·g_t estimates ‖E g‖²
-without bias where the weights move little in between, for a batch of one record too.
+without bias, for a batch of one record too.
 
-No gradient is kept for that, but a sample of each tensor's entries, chosen once at random: each
-side has running means of it over `GROUPS` groups of steps, the k-th over steps k, k + GROUPS, ...
-Products of means of different groups contain only products of different steps:
+No gradient is kept for that, but a sample of each tensor's entries, chosen once at random. The
+expected gradient moves with the weights; its latest value is the end of a line through the samples
+of all steps, by least squares with weights that fall with age (Brown 1963, double exponential
+smoothing). That is a mean with weights w_t, some of them negative, which each side keeps in
+`GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts contain only
+products of different steps:
 
-    ‖E g_r‖²        mean of A_k·A_l over k ≠ l            A_k, B_m: group means of g_r and g_f
+    ‖E g_r‖²        mean of A_k·A_l over k ≠ l            A_k, B_m: parts of g_r and g_f
     E g_r·E g_f     mean of A_k·B_m                       both batches are drawn independently
     (E g_r·E g_f)²  mean of (A_k·B_m)(A_l·B_n) over k ≠ l, m ≠ n
 
 The last is needed for the angle, as the square of an estimate is too large by its variance.
-Leaving out one group at a time (the jackknife) gives the standard error of what follows from them.
+
+Loaders draw each record once a pass, which leaves a mean over whole passes without noise: of the
+variance Σ_t w_t² tr Σ/n remains the share 1 - Σ_p c_p²/(B Σ_t w_t²), for passes p of B steps with
+weight c_p (finite population correction, Cochran 1977). As much of the products of equal parts is
+left out.
+
+Leaving out one part at a time (the jackknife) gives the standard error of what follows from them.
 """
 
 from __future__ import annotations
@@ -31,9 +40,11 @@ from hamu.core.gram import PairGram
 from hamu.core.methods.base import Method
 
 GROUPS = 4
-SAMPLED = 128  # entries of a tensor; twice as many changed no stop by more than a step
-FEWEST = 16  # steps before an estimate is used, at least; and half a half-life
-_DOUBTFUL = 0.3  # standard error of the headroom beyond which nothing is concluded
+SAMPLED = 512  # entries of a tensor; 128 put the headroom off by 0.05
+FEWEST = 6  # steps before an estimate is used, at least; and an eighth of a half-life
+_DOUBTFUL = 0.5  # standard error of the headroom beyond which nothing is concluded
+_CAUTION = 0.5  # standard errors added to the headroom: of many estimates the lowest decides
+_ROUNDING = 1e-9  # of a pass
 _PER_HALF_LIFE = 8  # estimates in a half-life: it changes little from one step to the next
 
 
@@ -79,22 +90,30 @@ class PopulationStatus:
 
 
 def judged(headroom: float, error: float) -> float:
-    """Estimate of the headroom, infinite where its error leaves it open."""
-    return headroom if error <= _DOUBTFUL else math.inf
+    """Headroom with a part of its error, infinite where the error leaves it open."""
+    return headroom + _CAUTION * error if error <= _DOUBTFUL else math.inf
 
 
 _READ = tuple(one.name for one in fields(PopulationStatus))[2:]  # as `figures` has them
 
 
 class Population:
-    """Running estimates for one model, in steps that count half after `half_life` further ones."""
+    """Running estimates for one model, in steps that count half after `half_life` further ones.
+
+    Sides are drawn in passes of so many `steps_per_pass`, or independently (infinitely many).
+    """
 
     def __init__(
-        self, parameters: Sequence[Tensor], block_of: Sequence[int], blocks: int, half_life: float
+        self,
+        parameters: Sequence[Tensor],
+        block_of: Sequence[int],
+        blocks: int,
+        half_life: float,
+        steps_per_pass: tuple[float, float] = (math.inf, math.inf),
     ) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
-        self._fewest = max(FEWEST, half_life / 2)
+        self._fewest = max(FEWEST, half_life / _PER_HALF_LIFE)
         counts = torch.tensor([min(p.numel(), SAMPLED) for p in parameters])
         generator = torch.Generator().manual_seed(0)
         drawn = [_positions(p.numel(), generator) for p in parameters]
@@ -104,9 +123,13 @@ class Population:
         self._roots = scale.sqrt()[:, None] * present  # [T, SAMPLED]
         self._block_of = torch.tensor(block_of)
         self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double()
-        self._sums = torch.zeros(len(counts), 2, GROUPS, SAMPLED)
-        self._weights = torch.zeros(GROUPS, dtype=torch.float64)
-        self._squares = torch.zeros(2, blocks, dtype=torch.float64)
+        # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²)
+        self._sums = torch.zeros(GROUPS, 2, len(counts), 2, SAMPLED)
+        self._weights = torch.zeros(GROUPS, 3, dtype=torch.float64)
+        self._squares = torch.zeros(
+            2, 2, blocks, dtype=torch.float64
+        )  # like sums, of whole squares
+        self._passes = [_Passes(steps) for steps in (*steps_per_pass, 1.0)]
         self._steps = 0
         self.status: PopulationStatus | None = None
         self.to(parameters[0].device)
@@ -130,16 +153,31 @@ class Population:
         if unscale is not None:
             drawn, squares = drawn * unscale.float(), squares * unscale * unscale
         is_finite = gram.is_finite()
-        decay = torch.where(is_finite, self._decay, 1.0)
-        new = 1.0 - decay
-        group = self._steps % GROUPS
-        self._sums *= decay.float()
-        self._sums[:, :, group] += torch.where(is_finite, drawn, 0.0) * new.float()
-        self._weights *= decay
-        self._weights[group] += new
-        self._squares *= decay
-        self._squares += torch.where(is_finite, squares, 0.0) * new
+        time = self._steps % self._every + 1
+        weight = self._decay**-time
+        sums = self._sums[self._steps % GROUPS]
+        drawn = torch.where(is_finite, drawn, 0.0)
+        sums[0].add_(drawn, alpha=weight)
+        sums[1].add_(drawn, alpha=weight * time)
+        powers = torch.tensor([1.0, time, time * time], dtype=torch.float64, device=drawn.device)
+        self._weights[self._steps % GROUPS] += powers * is_finite * weight
+        self._squares += powers[:2, None, None] * torch.where(is_finite, squares, 0.0) * weight
+        for passes in self._passes:
+            passes.add(self._steps, time, weight)
         self._steps += 1
+        if time == self._every:
+            self._start_anew(time)
+
+    def _start_anew(self, time: int) -> None:
+        """Count times and ages from the latest step on."""
+        faded = self._decay**time
+        for sums in (self._sums.transpose(0, 1), self._squares):
+            sums[1].sub_(sums[0], alpha=time)
+            sums *= faded
+        ones, times, squares = self._weights.unbind(1)
+        self._weights = torch.stack(_shifted(ones, times, squares, time), 1) * faded
+        for passes in self._passes:
+            passes.start_anew(time, faded)
 
     @property
     def is_due(self) -> bool:
@@ -147,40 +185,69 @@ class Population:
         return self._steps >= self._fewest and self._steps % self._every == 0
 
     def grams(self, agree: Callable[[Tensor], Tensor]) -> tuple[PairGram, Tensor]:
-        """Gram from all groups and from all but one, [L, 1 + GROUPS]; and the plain dot, [L].
+        """Gram from all parts and from all but one, [L, 1 + GROUPS]; and the plain dot, [L].
 
         The Gram's dot is the root of the estimate of the squared one, for an angle without bias.
         `agree` makes sums equal on all processes.
         """
-        rows = self._sums.flatten(1, 2).double()
+        line = self._line()
+        scaled = self._sums * self._roots[:, None]  # to the size of the tensor
+        rows = torch.einsum("m,gmtds->tdgs", line.float(), scaled).flatten(1, 2).double()
         by_tensor = rows @ rows.transpose(1, 2)
-        products = by_tensor.new_zeros(self._squares.shape[1], *by_tensor.shape[1:])
+        products = by_tensor.new_zeros(self._squares.shape[2], *by_tensor.shape[1:])
         products.index_put_((self._block_of,), by_tensor, accumulate=True)
         products = agree(products)
         r, f = slice(GROUPS), slice(GROUPS, None)
         kept = self._kept
-        weights = kept * self._weights
-        ones = weights.sum(1)
-        pairs = ones.square() - weights.square().sum(1)  # of different groups
+        weights = kept * (self._weights[:, :2] @ line)
+        all_pairs = weights.sum(1).square()
+        pairs = all_pairs - weights.square().sum(1)  # of different parts
+        noise = self._noise_left(line)
 
         def summed(matrix: Tensor) -> tuple[Tensor, Tensor]:
             """Sums of the kept columns, [L, J, GROUPS], and of all that is kept, [L, J]."""
             columns = (kept @ matrix) * kept
             return columns, columns.sum(2)
 
-        def squared(own: Tensor) -> Tensor:
+        def freed(whole: Tensor, same: Tensor, noise: Tensor) -> Tensor:
+            """Mean of all products, less what is left of the noise in those of equal parts."""
+            mean = whole / all_pairs
+            return mean - noise * (mean - (whole - same) / pairs)
+
+        def squared(own: Tensor, noise: Tensor) -> Tensor:
             same = own.diagonal(dim1=1, dim2=2) @ kept.T
-            return ((summed(own)[1] - same) / pairs).clamp(min=0.0)
+            return freed(summed(own)[1], same, noise).clamp(min=0.0)
 
         across = products[:, r, f]
         columns, whole = summed(across)
         lines, _ = summed(across.transpose(1, 2))
         _, each = summed(across.square())
-        dot_sq = whole.square() - columns.square().sum(2) - lines.square().sum(2) + each
-        retain_sq, forget_sq = squared(products[:, r, r]), squared(products[:, f, f])
-        dot_sq = torch.minimum((dot_sq / pairs.square()).clamp(min=0.0), retain_sq * forget_sq)
-        dot = whole / ones.square()
+        same_forget, same_retain = columns.square().sum(2), lines.square().sum(2)
+        dot_sq = freed(
+            freed(whole.square(), same_retain, noise[0]),
+            freed(same_forget, each, noise[0]),
+            noise[1],
+        )
+        retain_sq, forget_sq = (
+            squared(products[:, own, own], left) for own, left in zip((r, f), noise, strict=True)
+        )
+        dot_sq = torch.minimum(dot_sq.clamp(min=0.0), retain_sq * forget_sq)
+        dot = whole / all_pairs
         return PairGram(retain_sq, forget_sq, dot_sq.sqrt().copysign(whole)), dot[:, 0]
+
+    def _line(self) -> Tensor:
+        """Multiples of sums and of those times time that give the end of the fitted line, [2]."""
+        ones, times, squares = self._weights.sum(0)
+        both: Tensor = torch.stack([squares, -times]) / (ones * squares - times * times)
+        return both
+
+    def _noise_left(self, line: Tensor) -> Tensor:
+        """Share of the noise of independent draws that the mean of each side has, [2]."""
+        moments = [passes.moments() for passes in self._passes]
+        own = torch.tensor(moments, dtype=torch.float64, device=line.device)
+        squares: Tensor = own @ torch.stack([line[0] ** 2, 2.0 * line.prod(), line[1] ** 2])
+        lengths = line.new_tensor([passes.steps for passes in self._passes[:2]])
+        return (1.0 - squares[:2] / lengths / squares[2]).clamp(0.0, 1.0)
 
     def figures(
         self, method: Method, max_norm: float | None, agree: Callable[[Tensor], Tensor]
@@ -195,13 +262,15 @@ class Population:
         assert status is not None
         reach = grams.retain_norm * grams.forget_norm
         norms = torch.stack([gram.retain_sq, gram.forget_sq]).sum(1)
-        kappa, noise = dot.sum(), self._squares.sum(1) / self._weights.sum() / norms - 1.0
+        squares = torch.einsum("m,msl->s", self._line(), self._squares)
+        kappa, noise = dot.sum(), (squares / norms - 1.0).clamp(min=0.0)
         found = {name: getattr(status, name) for name in _READ if hasattr(status, name)} | {
             "kappa": kappa * clip[0] * clip[1],
             "cos": kappa / norms.prod().sqrt(),
             "retain_noise": noise[0],
             "forget_noise": noise[1],
             "reach": status.max_demand,
+            "noise left": self._noise_left(self._line()).max(),
             "sines": (reach * grams.sin).sum(0) / reach.sum(0),
         }
         return {f"population {name}": value for name, value in found.items()}
@@ -215,19 +284,19 @@ class Population:
         if demand > 0:
             headroom = found["free_limit"] / demand
             error = _jackknife_error(read["population sines"][1:])
-            error *= read["population reach"] / demand
+            error *= read["population reach"] / demand * math.sqrt(read["population noise left"])
         self.status = _status_of(headroom, error, *found.values())
         return self.status
 
     def _drawn(self, grads: Sequence[Tensor | None]) -> Tensor:
-        """Sampled entries of a side by tensor, scaled to its size, [T, SAMPLED]."""
+        """Sampled entries of a side by tensor, [T, SAMPLED]."""
         none = self._roots[0]  # of a gradient that is not there
         rows = [
             torch.zeros_like(none) if g is None else torch.take(g, self._at(g.device)[number])
             for number, g in enumerate(grads)
         ]
         rows = [row if row.device == none.device else row.to(none.device) for row in rows]
-        return torch.stack(rows).to(none.dtype) * self._roots
+        return torch.stack(rows).to(none.dtype)
 
     def _at(self, device: torch.device) -> list[Tensor]:
         if device not in self._positions:
@@ -240,6 +309,7 @@ class Population:
         status = [] if self.status is None else list(astuple(self.status))
         return self._tensors() | {
             "steps": torch.tensor(self._steps),
+            "passes": torch.tensor([p.state() for p in self._passes], dtype=torch.float64),
             "status": torch.tensor(status, dtype=torch.float64),
         }
 
@@ -248,11 +318,63 @@ class Population:
         for name, own in self._tensors().items():
             own.copy_(state[name])
         self._steps = int(state["steps"])
+        for passes, values in zip(self._passes, state["passes"].tolist(), strict=True):
+            passes.restore(values)
         values = state["status"].tolist()
         self.status = _status_of(*values) if values else None
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"sums": self._sums, "weights": self._weights, "squares": self._squares}
+
+
+class _Passes:
+    """Squared weights of the passes through the records of one side, as moments of time."""
+
+    def __init__(self, steps: float) -> None:
+        self.steps = steps
+        self._open = [0.0, 0.0]  # of the pass under way: sums of weights, and of these times time
+        self._closed = [0.0, 0.0, 0.0]  # of those before: sums of squares and products of the two
+
+    def add(self, step: int, time: int, weight: float) -> None:
+        """Add a step, counted from 0, which may reach into the next pass."""
+        if math.isinf(self.steps):
+            return
+        start, end = step / self.steps, (step + 1) / self.steps
+        boundary = math.floor(start + _ROUNDING) + 1
+        first = min(1.0, (boundary - start) * self.steps)
+        self._extend(first * weight, time)
+        if boundary <= end + _ROUNDING:
+            self._closed, self._open = self.moments(), [0.0, 0.0]
+            self._extend((1.0 - first) * weight, time)
+
+    def _extend(self, weight: float, time: int) -> None:
+        self._open = [self._open[0] + weight, self._open[1] + weight * time]
+
+    def start_anew(self, time: int, faded: float) -> None:
+        """Count times from `time` on, with weights times `faded`."""
+        ones, times = self._open
+        self._open = [ones * faded, (times - time * ones) * faded]
+        ones, times, squares = self._closed
+        self._closed = [value * faded * faded for value in _shifted(ones, times, squares, time)]
+
+    def moments(self) -> list[float]:
+        """Sums over passes of c², c·d and d²: c sums weights, d weights times time."""
+        ones, times = self._open
+        new = ones * ones, ones * times, times * times
+        return [old + one for old, one in zip(self._closed, new, strict=True)]
+
+    def state(self) -> list[float]:
+        """All numbers, for `restore`."""
+        return [*self._open, *self._closed]
+
+    def restore(self, values: list[float]) -> None:
+        """Restore what `state` returned."""
+        self._open, self._closed = values[:2], values[2:]
+
+
+def _shifted(ones: Any, times: Any, squares: Any, time: int) -> tuple[Any, Any, Any]:
+    """Moments of time that counts from `time` on."""
+    return ones, times - time * ones, squares - 2.0 * time * times + time * time * ones
 
 
 def _status_of(*values: float) -> PopulationStatus:

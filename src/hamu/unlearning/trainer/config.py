@@ -194,7 +194,7 @@ class UnlearnConfig(TrainConfig):
     stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
     stopping_window: int = _option(1, "Average the criterion over this many steps.")
     stopping_records: int = _option(
-        640, "Half-life of the criterion's means over batches, for smaller ones; 0: one batch."
+        2560, "Half-life of the criterion's means over batches, for smaller ones; 0: one batch."
     )
     forget_weight: float = _option(
         0.5, "gdiff, kl, scrub, npo, simnpo: weight of the forget gradient; retain has the rest."

@@ -7,6 +7,7 @@ gradients are collected apart, and the combined one is what the optimizer sees.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -169,7 +170,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
         """Make the parts of a step and their state."""
-        self.pair = _prepared(model, method, args, max(self._records.values()))
+        self.pair = _prepared(model, method, args, **self._records)
         self.side_losses = SideLosses(model, args.objectives())
         limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
         self._early_ends = EarlyEnds(*limits)
@@ -552,11 +553,11 @@ def _mean_loss(model: nn.Module, batch: Mapping[str, Tensor], rows: slice) -> Te
 
 
 def _prepared(
-    model: nn.Module, method: Method, args: UnlearnConfig, records: int
+    model: nn.Module, method: Method, args: UnlearnConfig, retain: int, forget: int
 ) -> PairedGradients:
     """Bring a model to where it will be unlearned, and collect its two gradients there.
 
-    `records` is the size of the larger set: batches that hold all of it have no noise.
+    `retain` and `forget` are sizes of sets: batches that hold all of both have no noise.
     """
     if args.shard:
         from hamu.core.distributed.sharded import shard  # loads what only sharded models need
@@ -567,7 +568,7 @@ def _prepared(
     # shards have the usual order
     set_up_layers(model, args, channels_last=args.channels_last and not args.shard)
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
-    is_noisy = batch < records and args.pairing != "split" and not args.shard
+    is_noisy = batch < max(retain, forget) and args.pairing != "split" and not args.shard
     half_life = args.stopping_records / batch
     pair = PairedGradients(
         model,
@@ -576,6 +577,7 @@ def _prepared(
         max_grad_norm=args.clip_norm,
         offload_grads=args.offload_grads,
         half_life=half_life if is_noisy and half_life >= 1 else None,
+        steps_per_pass=(math.ceil(retain / batch), max(1.0, forget / batch)),
     )
     if args.pairing == "split":
         pair.use(SplitPairing(pair.parameters, pair.block_of))
