@@ -82,7 +82,14 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
     assert after == before, "only the page is written"
     titles = ("What was gained", "Trajectory", "Accuracy by class", "Losses", "Hardness", "cosθ")
     titles += ("Branches", "‖Δw‖", "Promise and reality", "Confusion before", "Embedding after")
-    titles += ("changed most", "changed least", "Scores after", "ROC of the attack", "The record")
+    titles += (
+        "further metric",
+        "changed most",
+        "changed least",
+        "Scores after",
+        "ROC of the attack",
+        "The record",
+    )
     for title in titles:
         assert title in page
     assert page.count("Not here") == page.count("Not here: attack.json") == 1

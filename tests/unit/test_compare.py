@@ -22,6 +22,7 @@ from hamu.report.tables import (
 from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Ended
 from hamu.unlearning.compare.runs import (
+    METRIC,
     Comparison,
     Plan,
     Runs,
@@ -57,6 +58,16 @@ def failed(method="ga", reason="unlearning diverged"):
 
 def compared(*rows):
     return Comparison(rows, {"forget_accuracy": 0.985, "membership_auc": None})
+
+
+def test_further_metrics_are_columns_of_files_with_means_over_seeds():
+    name = f"{METRIC}tpr_at_1_fpr"
+    found = compared(*(row(seed=seed, **{name: 0.01 * seed}) for seed in (1, 3)), row("ga", 1))
+    assert "| tpr_at_1_fpr |" in markdown_page(found)
+    assert "0.02 ± 0.0141" in markdown_page(found)
+    assert r"tpr\_at\_1\_fpr" in latex_page(found)
+    assert name in csv_table(found.rows)
+    assert "tpr_at_1_fpr" not in markdown_page(compared(row()))
 
 
 def test_constraints_multiply_only_methods_that_have_one():

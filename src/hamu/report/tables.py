@@ -19,7 +19,7 @@ from rich.text import Text
 
 from hamu.evaluation import attack_results as attacks
 from hamu.evaluation.membership import muse_auc
-from hamu.unlearning.compare.runs import Comparison, Row, differing_environments
+from hamu.unlearning.compare.runs import METRIC, Comparison, Row, differing_environments
 from hamu.unlearning.goals import ALL_DONE
 
 Report = Mapping[str, Any]  # figures of a model, as `hamu evaluate` writes them
@@ -211,6 +211,16 @@ def privleak_line(report: Report) -> str:
     return "PrivLeak: not measured (it divides by 1 - min k 40 of the retain model, which is 0)"
 
 
+def metric_table(reports: Mapping[str, Report]) -> list[Table]:
+    """Table of the further figures of models, and of the retain model if it was measured too."""
+    theirs = [one["retain_model"] for one in reports.values() if "retain_model" in one]
+    found = {**reports, "retain model": theirs[-1]} if theirs else dict(reports)
+    values = {role: report.get("metrics", {}) for role, report in found.items()}
+    names = dict.fromkeys(name for one in values.values() for name in one)
+    rows = [[name, *(number(one.get(name)) for one in values.values())] for name in names]
+    return [text_table(["further metric", *values], rows)] * bool(rows)
+
+
 def metric_lines(report: Report) -> list[str]:
     """A line for each further figure, with the retain model's."""
     theirs, lines = report.get("retain_model", {}).get("metrics", {}), []
@@ -316,6 +326,14 @@ def comparison_table(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -
     return Table(columns, [_written(row) for row in rows])
 
 
+def _in_files(rows: Sequence[Row]) -> Table:
+    """Table with the further metrics too, for which a screen is too narrow."""
+    names = dict.fromkeys(key for row in rows for key in row if key.startswith(METRIC))
+    labels = {key: key.removeprefix(METRIC) for key in names}
+    further = [Column(key, label, ".3g", escape_latex(label)) for key, label in labels.items()]
+    return comparison_table(rows, [*COLUMNS[:-2], *further, *COLUMNS[-2:]])
+
+
 def _written(row: Row) -> Row:
     """Row with a star for the Pareto front, and the forgotten of how many."""
     found: Row = {**row, "pareto": "*" if row.get("pareto") else ""}
@@ -340,20 +358,20 @@ def csv_table(rows: Sequence[Row]) -> str:
 
 def markdown_page(comparison: Comparison) -> str:
     """Runs, means and remarks."""
-    parts = [comparison_table(comparison.shown).markdown()]
+    parts = [_in_files(comparison.shown).markdown()]
     if comparison.means:
         parts.append("Means over seeds ± standard deviation:\n")
-        parts.append(comparison_table(comparison.means).markdown())
+        parts.append(_in_files(comparison.means).markdown())
     return "\n".join([*parts, *(f"{escape_markdown(line)}\n" for line in remarks(comparison))])
 
 
 def latex_page(comparison: Comparison) -> str:
     """Runs, means, and remarks as comments; the tables need the package booktabs."""
     lines = ["needs \\usepackage{booktabs}", *remarks(comparison)]
-    parts = [*(f"% {line}" for line in lines), comparison_table(comparison.shown).latex()]
+    parts = [*(f"% {line}" for line in lines), _in_files(comparison.shown).latex()]
     if comparison.means:
         parts.append("% means over seeds and standard deviations")
-        parts.append(comparison_table(comparison.means).latex())
+        parts.append(_in_files(comparison.means).latex())
     return "\n".join(parts) + "\n"
 
 

@@ -38,6 +38,7 @@ from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.run_folder import RunFolder
 
 Row = dict[str, Any]
+METRIC = "metrics."  # prefix of further metrics in a row
 _SHARED = ("setting", "method", "constraint", "forget_weight", "learning_rate", "forget_records")
 _AVERAGED = (
     *("forget_gain", "retain_gain", "at_step", "at_test_accuracy", "relearned", "forgotten"),
@@ -136,7 +137,8 @@ def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None
 
 
 def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
-    """Figures of a model: records forgotten, accuracies, probabilities (texts), utility and AUCs.
+    """Figures of a model: records forgotten, accuracies, probabilities (texts), utility and AUCs;
+    after the prefix `METRIC` those of the report's further metrics.
 
     The AUC is of membership inference, for texts by Min-K%. Utility is for texts the mean
     probability of the answers to retain, the paper's model utility (App. H.2), for images the
@@ -148,6 +150,7 @@ def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
         for figure in ("loss", "accuracy", "probability"):
             found[f"{side}_{figure}"] = report.get(side, {}).get(figure)
     probability = found["retain_probability"]
+    found |= {f"{METRIC}{name}": value for name, value in report.get("metrics", {}).items()}
     return found | {
         "utility": -report["retain"]["loss"] if probability is None else probability,
         "membership_auc": auc_of(report),
@@ -250,7 +253,8 @@ def _ranked(rows: Iterable[Row], by: str = "joint_gain") -> list[Row]:
 def _mean(rows: list[Row]) -> Row:
     """One row of several that differ in the seed."""
     row = {key: rows[0].get(key) for key in _SHARED} | {"runs": len(rows)}
-    row |= {key: _averaged(rows, key) for key in _AVERAGED}
+    further = dict.fromkeys(key for one in rows for key in one if key.startswith(METRIC))
+    row |= {key: _averaged(rows, key) for key in (*_AVERAGED, *further)}
     # each end once, with its count where there are several: "all steps 2, criterion 1"
     ends = Counter(one["ended"] for one in rows).most_common()
     row["ended"] = ", ".join(end if len(ends) == 1 else f"{end} {count}" for end, count in ends)
