@@ -212,6 +212,15 @@ def test_gradients_that_are_not_finite_count_nothing():
     assert all(torch.equal(after[name], before[name]) for name in ("sums", "weights", "squares"))
 
 
+@pytest.mark.parametrize("finite", [0, 1, 2])
+def test_too_few_finite_gradients_give_no_estimate(finite):
+    draws, pair = drawn(12, cos=0.9, deviation=0.1), pair_of(half_life=8.0)
+    for number, (retain, _) in enumerate(draws[: 8 - finite]):
+        retain[number % 2][0] = math.nan
+    assert run(pair, draws[:8])[-1].population is None
+    assert run(pair, draws[8:])[-1].population is not None
+
+
 def test_the_scale_of_a_loss_scaler_drops_out():
     draws, scaler = (
         drawn(20, cos=0.2, deviation=0.1),

@@ -126,9 +126,10 @@ class Population:
         # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²)
         self._sums = torch.zeros(GROUPS, 2, len(counts), 2, SAMPLED)
         self._weights = torch.zeros(GROUPS, 3, dtype=torch.float64)
-        self._squares = torch.zeros(
-            2, 2, blocks, dtype=torch.float64
-        )  # like sums, of whole squares
+        # of decay^age · (1, time) · squared norm
+        self._squares = torch.zeros(2, 2, blocks, dtype=torch.float64)
+        times = torch.arange(1, self._every + 1, dtype=torch.float64)
+        self._powers = torch.stack([torch.ones_like(times), times, times * times], 1)
         self._passes = [_Passes(steps) for steps in (*steps_per_pass, 1.0)]
         self._steps = 0
         self.status: PopulationStatus | None = None
@@ -136,7 +137,7 @@ class Population:
 
     def to(self, device: torch.device) -> None:
         """Move to the model's device."""
-        for name in ("_roots", "_block_of", "_kept", "_sums", "_weights", "_squares"):
+        for name in ("_roots", "_block_of", "_kept", "_sums", "_weights", "_squares", "_powers"):
             setattr(self, name, getattr(self, name).to(device))
         self._at(device)
 
@@ -159,7 +160,7 @@ class Population:
         drawn = torch.where(is_finite, drawn, 0.0)
         sums[0].add_(drawn, alpha=weight)
         sums[1].add_(drawn, alpha=weight * time)
-        powers = torch.tensor([1.0, time, time * time], dtype=torch.float64, device=drawn.device)
+        powers = self._powers[time - 1]
         self._weights[self._steps % GROUPS] += powers * is_finite * weight
         self._squares += powers[:2, None, None] * torch.where(is_finite, squares, 0.0) * weight
         for passes in self._passes:
@@ -280,6 +281,8 @@ class Population:
         if not self.is_due:
             return None
         found = {name: read[f"population {name}"] for name in _READ}
+        if math.isnan(found["clipped_demand"]):  # too few steps were finite
+            return None
         demand, headroom, error = found["clipped_demand"], math.inf, math.inf
         if demand > 0:
             headroom = found["free_limit"] / demand
