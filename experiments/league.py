@@ -109,14 +109,18 @@ def by_level(folder: Path, found: Mapping[str, Any], methods: list[str]) -> dict
 
 
 def by_default(problem: Problem, work: Path, level: float, effort: Effort) -> dict[str, Any] | None:
-    """`hamu unlearn` by goal, each record to the level, without any tuning; its last model is attacked."""
+    """`hamu unlearn` by goal, each record to the level, untuned, in up to four times as many steps.
+
+    Its last model is attacked.
+    """
     what, model = (*problem.data, *problem.forget, *problem.extra), original(problem, work)
     rows = []
     for seed in effort.seeds:
         folder = work / f"{slug(problem.name)}-league-default-s{seed}"
         if not (folder / "attack/attack.json").exists():
             run("unlearn", *what, "--model", model, "--goal", "loss", "--target_forget_loss", f"{level:.4g}", "--seed", str(seed),
-                "--eval_strategy", "steps", "--eval_steps", str(effort.evaluated_every), "--output_dir", str(folder), "--overwrite")  # fmt: skip
+                "--max_steps", str(4 * effort.steps), "--eval_strategy", "steps", "--eval_steps", str(effort.evaluated_every),
+                "--output_dir", str(folder), "--overwrite")  # fmt: skip
             run("attack", *what, "--model", str(folder / "model"), *ATTACK, "--seed", str(seed), "--output_dir", str(folder / "attack"))  # fmt: skip
         found = json.loads((folder / "evaluation.json").read_text())
         row = figures_at(found["trajectory"], Level("forget", level))
