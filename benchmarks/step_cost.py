@@ -4,8 +4,9 @@ Floor: two backward passes and the optimizer's step, no clipping, no combine. Ou
 apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one
 process on one model, and the ratio is the median over pairs; the model is made anew every so often, because where
 its tensors happen to lie in memory moves the ratio as much as the step does. Host synchronisations are counted in one
-step, page faults over all steps. `_means` is the
-time of a paired step with running means (`half_life`) over one without. `trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its
+step, page faults over all steps. `_plain` is the least that any method of its kind does, over the floor: the passes
+apart, three dot products of each tensor, one weighted sum of both gradients; no clipping, weighing or decision, and
+float32 sums. `_means` is the time of a paired step with running means (`half_life`) over one without. `trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its
 defaults over one that checks and logs nothing, ResNet-20 on the CPU or the GPU that is there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another
 `MALLOC_` variable in the environment prevents that).
 
@@ -61,10 +62,8 @@ def llama_5m() -> tuple[nn.Module, Loss, Loss]:
     return model, retain, forget
 
 
-def steps(
-    model: nn.Module, retain: Loss, forget: Loss
-) -> tuple[Callable[[], None], Callable[[], None], Callable[[], None]]:
-    """(the floor's step, the paired step, the same with running means), on one model."""
+def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], None], ...]:
+    """(the floor's step, the paired step, the same with running means, the plain one), on one model."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     method = HamuQ(0.5, constraint_mode="relative", stopping="off")
     pair = PairedGradients(model, method, max_grad_norm=1.0)
@@ -86,7 +85,22 @@ def steps(
         optimizer.step()
         optimizer.zero_grad()
 
-    return floor, partial(paired, pair), partial(paired, with_means)
+    def plain() -> None:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        retain().backward()
+        first = [p.grad for p in parameters]
+        optimizer.zero_grad()
+        forget().backward()
+        second = [p.grad for p in parameters]
+        for r, f in zip(first, second, strict=True):
+            r, f = r.flatten(), f.flatten()
+            torch.stack([r.dot(r), f.dot(f), r.dot(f)])
+        torch._foreach_mul_(second, 0.5)
+        torch._foreach_add_(second, first, alpha=0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return floor, partial(paired, pair), partial(paired, with_means), plain
 
 
 def ratios(floor: Callable[[], None], paired: Callable[[], None], pairs: int) -> list[float]:
@@ -185,17 +199,20 @@ def main() -> None:
     for name, (build, pairs) in cases.items():
         found: list[float] = []
         of_means: list[float] = []
+        of_plain: list[float] = []
         faults = taken = 0
         for _ in range(_ROUNDS):
-            floor, paired, with_means = steps(*build())
+            floor, paired, with_means, plain = steps(*build())
             floor(), paired()  # what stays is allocated once
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             found += ratios(floor, paired, max(2, pairs // (10 if quick else 1) // _ROUNDS))
             faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
             taken += 2 * max(2, pairs // (10 if quick else 1) // _ROUNDS)
             of_means += ratios(paired, with_means, max(2, pairs // (10 if quick else 1) // _ROUNDS))
+            of_plain += ratios(floor, plain, max(2, pairs // (10 if quick else 1) // _ROUNDS))
         figures[name] = round(statistics.median(found), 4)
         figures[f"{name}_means"] = round(statistics.median(of_means), 4)
+        figures[f"{name}_plain"] = round(statistics.median(of_plain), 4)
         figures[f"{name}_page_faults"] = round(faults / taken)
         with counted_reads() as of_floor:
             floor()
