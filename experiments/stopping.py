@@ -214,7 +214,11 @@ def judge(runs: list[Series], rule: str) -> dict[str, Any]:
     pairs = [(found["full"], found[rule]) for found in map(stops, runs)]
     due = [(right, stop) for right, stop in pairs if right is not None]
     delays = [(right, stop - right) for right, stop in due if stop is not None]
-    left = [run["full"][stop] for run in runs if (stop := stops(run)[rule]) is not None]
+    left = [
+        run["full"][found[rule]]  # type: ignore[index]
+        for run in runs
+        if None not in ((found := stops(run))["full"], found[rule])
+    ]
     within = [abs(delay) <= max(5, TOLERANCE * right) for right, delay in delays]
     return {
         "due": len(due),
