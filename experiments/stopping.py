@@ -215,9 +215,9 @@ def judge(runs: list[Series], rule: str) -> dict[str, Any]:
     due = [(right, stop) for right, stop in pairs if right is not None]
     delays = [(right, stop - right) for right, stop in due if stop is not None]
     left = [
-        run["full"][found[rule]]  # type: ignore[index]
-        for run in runs
-        if None not in ((found := stops(run))["full"], found[rule])
+        run["full"][stop]
+        for run, (right, stop) in zip(runs, pairs, strict=True)
+        if right is not None and stop is not None
     ]
     within = [abs(delay) <= max(5, TOLERANCE * right) for right, delay in delays]
     return {
