@@ -175,7 +175,7 @@ def test_the_stopping_criterion_ends_the_run_and_names_itself(model, trainer_of,
 def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(
     model, trainer_of, problem
 ):
-    small = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "max_steps": 60}
+    small = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "max_steps": 100}
     small |= {"stopping": "aggregate", "check_steps": 0}
     sides = {"retain": problem.retain, "forget": problem.retain}  # the hardest case there is
     state = {name: value.clone() for name, value in model.state_dict().items()}
@@ -187,12 +187,12 @@ def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(
     trainer.train()
     assert trainer.pair.half_life == 2560 / 32
     assert trainer.stop.kind == "criterion"
-    assert 10 <= trainer.state.global_step < 60
+    assert 10 <= trainer.state.global_step < 100
     assert re.search(r"; confidence \d+%$", trainer.stop_reason)
     first, *_, last = [entry for entry in trainer.state.log_history if "taken" in entry]
     assert "headroom" not in first
     assert last["headroom"] < 1
-    assert last["headroom_error"] <= 0.5
+    assert last["headroom_error"] <= 0.3
     assert last["expected_cos"] > last["cos"]
     assert last["retain_noise_scale"] > 10
 

@@ -15,7 +15,7 @@ def test_entries_rank_by_mean_cost_then_by_what_comes_back_and_last_if_never_the
 
 
 def test_the_table_gives_the_share_of_hamus_cost_where_both_pay():
-    part = {"level": 7.0, "start": {"forget": 0.1}, "retrained_relearned": 0.0, "rows": ROWS,
+    part = {"level": 7.0, "start": {"forget": 0.1, "retain": 0.2}, "retrained_relearned": 0.0, "rows": ROWS,
             "levels": {"cheap": {"1.0": 0.5}}}  # fmt: skip
     text = table({"p": part, "p | bounded": {"rows": {"ga": row([0.06])}}})
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")]
@@ -23,4 +23,7 @@ def test_the_table_gives_the_share_of_hamus_cost_where_both_pay():
     cells = {row[1]: row for row in rows}
     assert (cells["free"][4], cells["cheap"][4], cells["ga + bounded"][4]) == ("-", "0.50", "1.50")
     assert cells["never"][2] == "never"
-    assert (cells["cheap"][9], cells["ties"][9]) == ("+0.5000", "-")
+    heads = rows[0]
+    assert heads[-1] == "at 1", "no other level has a figure"
+    assert (cells["cheap"][-1], cells["ties"][-1]) == ("+0.5000", "-")
+    assert (cells["cheap"][3], cells["ties"][3]) == ("+0.0100…+0.0300", "-")
