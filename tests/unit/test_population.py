@@ -163,14 +163,14 @@ def test_noise_hides_the_criterion_from_a_batch_but_not_from_the_population():
     assert not run(pair_of(), draws)[-1].should_stop
     steps = run(pair_of(half_life=40.0), draws)
     assert steps[-1].should_stop
-    assert 10 <= len(steps) < 100
+    assert 16 <= len(steps) < 100
     assert steps[-1].reason.endswith("%")
     assert "confidence" in steps[-1].reason
     status = steps[-1].population
     assert isinstance(status, PopulationStatus)
     assert status.conflict
     assert status.retain_noise > 2
-    assert [step.population for step in steps[:9]] == [None] * 9
+    assert [step.population for step in steps[:15]] == [None] * 15
 
 
 def test_a_sustainable_demand_is_never_stopped():
@@ -214,11 +214,11 @@ def test_gradients_that_are_not_finite_count_nothing():
 
 @pytest.mark.parametrize("finite", [0, 1, 2])
 def test_too_few_finite_gradients_give_no_estimate(finite):
-    draws, pair = drawn(12, cos=0.9, deviation=0.1), pair_of(half_life=8.0)
-    for number, (retain, _) in enumerate(draws[: 8 - finite]):
+    draws, pair = drawn(24, cos=0.9, deviation=0.1), pair_of(half_life=8.0)
+    for number, (retain, _) in enumerate(draws[: 16 - finite]):
         retain[number % 2][0] = math.nan
-    assert run(pair, draws[:8])[-1].population is None
-    assert run(pair, draws[8:])[-1].population is not None
+    assert run(pair, draws[:16])[-1].population is None
+    assert run(pair, draws[16:])[-1].population is not None
 
 
 def test_the_scale_of_a_loss_scaler_drops_out():
@@ -288,7 +288,7 @@ def test_processes_decide_by_the_sums_that_they_agree_on():
     pair = pair_of(half_life=40.0)
     pair.use(First(pair.parameters, pair.block_of))
     steps = run(pair, drawn(200, cos=0.0))
-    assert (len(steps), steps[-1].should_stop) == (10, True)
+    assert (len(steps), steps[-1].should_stop) == (20, True)
 
 
 def test_parts_of_gradients_have_no_population():

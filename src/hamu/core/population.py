@@ -41,7 +41,7 @@ from hamu.core.methods.base import Method
 
 GROUPS = 4
 SAMPLED = 512  # entries of a tensor; 128 put the headroom off by 0.05
-FEWEST = 6  # steps before an estimate is used, at least; and an eighth of a half-life
+FEWEST = 16  # steps before an estimate is used, at least; and an eighth of a half-life
 _DOUBTFUL = 0.3  # standard error of the headroom beyond which nothing is concluded
 _CAUTION = 0.5  # standard errors added to the headroom: of many estimates the lowest decides
 _ROUNDING = 1e-9  # of a pass
