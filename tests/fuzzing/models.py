@@ -103,7 +103,7 @@ def with_model(draw):
 
 _CHECKPOINT = words(
     "manifest.json model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json "
-    "start.pt config.json"
+    "run.pt config.json"
 )
 _STATE = words(
     "global_step epoch max_steps log_history stateful_callbacks best_metric best_model_checkpoint "

@@ -147,7 +147,7 @@ def test_a_checkpoint_with_a_pickle_in_it_is_refused_even_if_it_is_sealed(sh, re
     for name, lines in (("steps", 1), ("layers", 2)):  # else the resumed run removes the rest
         log = Path(f"out/{name}.jsonl")
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:lines]))
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "run.pt"):
         path = Path("out/checkpoint-1", name)
         good = path.read_bytes()
         torch.save(Poison(), path)

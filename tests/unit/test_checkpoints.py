@@ -5,12 +5,9 @@ import os
 import tempfile
 
 import pytest
-import torch
 
 from hamu import HamuError
-from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.unlearning.trainer.resumable import Checkpoints
-from hamu.unlearning.trainer.sides import load_start_predictions, save_start_predictions
 
 
 def write(checkpoints, *steps, most=None):
@@ -68,21 +65,3 @@ def test_a_folder_that_takes_no_more_is_named_from_the_first_moment_on(tmp_path,
     ):
         write(Checkpoints(tmp_path), 3)
     assert names(tmp_path) == []
-
-
-def test_predictions_of_the_start_model_come_back_in_the_order_of_the_sets(tmp_path):
-    images = Predictions(torch.arange(6.0).view(2, 3).T, torch.tensor([1, 0, 1]))
-    numbers = torch.tensor([0.5, 0.25], dtype=torch.float64)
-    marks = torch.tensor([True, False])
-    tokens = TokenPredictions(numbers, marks, -numbers, 2 * numbers, torch.tensor([0, 2]), 3)
-    save_start_predictions(tmp_path, {})
-    assert names(tmp_path) == [], "no file where nothing was evaluated"
-    assert load_start_predictions(tmp_path, ["retain"]) == {}
-    save_start_predictions(tmp_path, {"retain": images, "forget": tokens})
-    found = load_start_predictions(tmp_path, ["forget", "retain", "test"])
-    assert list(found) == ["forget", "retain"]
-    for name, saved in (("retain", images), ("forget", tokens)):
-        assert type(found[name]) is type(saved)
-        for field, value in vars(saved).items():
-            there = getattr(found[name], field)
-            assert torch.equal(*map(torch.as_tensor, (there, value))), field

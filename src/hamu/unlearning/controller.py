@@ -53,7 +53,7 @@ _PATIENCE = 12  # measurements without a better state or less missing, before a 
 _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "_first_rate", "_settled", "_free"),
     *("_best_count", "_best_cost", "_records", "_least_missing", "_last_missing", "_last_cost"),
-    *("_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond"),
+    *("_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
 )
 
 
@@ -320,35 +320,16 @@ class Controller(TrainerCallback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON holds it, null for infinity; `good` has the tensors."""
-        found = {name: getattr(self, name) for name in _SAVED}
-        plain = {name: None if value == math.inf else value for name, value in found.items()}
-        return plain | {"demand": self._demand}
+        """State for a checkpoint: with the best state, and the mean of the weights so far."""
+        return {name: getattr(self, name) for name in _SAVED} | {"demand": self._demand}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for name in _SAVED:
-            setattr(self, name, math.inf if state[name] is None else state[name])
+            setattr(self, name, state[name])
+        for tensors in (self._good, self._mean):
+            tensors[:] = [t.to(p.device) for t, p in zip(tensors, self._parameters, strict=False)]
         self._work.pair.method = replace(self._method, constraint=state["demand"])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Best state and the mean of the weights so far, for a checkpoint."""
-        parts = {"good": self._good, "mean": self._mean}
-        return {
-            f"{part}.{name}": tensor
-            for part, tensors in parts.items()
-            for name, tensor in zip(self._work.pair.names, tensors, strict=False)
-        }
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
-        for part, into in (("good", self._good), ("mean", self._mean)):
-            found = [tensors.get(f"{part}.{name}") for name in self._work.pair.names]
-            into[:] = [
-                t.to(p.device).clone()
-                for t, p in zip(found, self._parameters, strict=True)
-                if t is not None
-            ]
 
 
 def first_rate(parameters: Sequence[Tensor]) -> float:

@@ -8,11 +8,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hamu.core.distributed import world_size
@@ -26,7 +24,6 @@ from hamu.unlearning.goals import (
     AnyPredictions,
     Found,
     Goal,
-    Reference,
     Standing,
     StopReason,
     choose_goal,
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
     from hamu.unlearning.trainer.config import UnlearnConfig
     from hamu.unlearning.trainer.sides import Evaluations
 
-_FILE = "goal.safetensors"  # in a checkpoint
 _FURTHER = 3.0  # log-odds above the target of "erased" that a lasting run takes a record to, ahead
 _STEPS, _LASTING_STEPS = 400, 800  # of a run by goal, at most, if its epochs have fewer
 _FINE_TUNED = 64  # images in a batch of fine-tuning that is rehearsed; a quarter of that for texts
@@ -215,10 +211,11 @@ class GoalRun:
         return epoch * records + within * self._batch
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON holds it."""
+        """State for a checkpoint."""
         parts = {"controller": self.controller, "lookahead": self.lookahead}
         states = {name: one.state_dict() for name, one in parts.items() if one is not None}
-        return states | {"focus": self._pairs.focus}
+        reference = None if self.goal is None else self.goal.reference
+        return states | {"focus": self._pairs.focus, "limits": self.limits, "reference": reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -226,43 +223,11 @@ class GoalRun:
             self.controller.load_state_dict(state["controller"])
         if self.lookahead is not None:
             self.lookahead.load_state_dict(state["lookahead"])
-        self._pairs.focus = [(start, positions) for start, positions in state["focus"]]
-
-    def save(self, folder: Path) -> None:
-        """Write tensors into a checkpoint: limits, reference, best state and the point ahead."""
-        reference = self.goal.reference if self.goal and self.goal.kind == "unseen" else None
-        found: dict[str, Tensor | None] = {"limits": self.limits}
-        if reference is not None:
-            found |= {"reference.losses": reference.losses, "reference.labels": reference.labels}
-        if self.controller is not None:
-            found |= self.controller.tensors()
-        if self.lookahead is not None:
-            found |= {f"ahead.{name}": tensor for name, tensor in self.lookahead.tensors().items()}
-        whole = {
-            n: t.detach().cpu().contiguous().clone() for n, t in found.items() if t is not None
-        }
-        if whole:
-            save_file(whole, folder / _FILE)
-
-    def load(self, folder: Path) -> None:
-        """Restore what `save` has written."""
-        if not (folder / _FILE).is_file():
-            return
-        found = load_file(folder / _FILE)
-
-        def below(prefix: str) -> dict[str, Tensor]:
-            names = [name for name in found if name.startswith(prefix)]
-            return {name.removeprefix(prefix): found[name] for name in names}
-
-        if "limits" in found:
-            self.limits = found["limits"].to(self.pair.parameters[0].device)
-        if self.goal is not None and "reference.losses" in found:
-            reference = Reference(found["reference.losses"], found.get("reference.labels"))
-            self.goal = replace(self.goal, reference=reference)
-        if self.controller is not None:
-            self.controller.load_tensors(found)
-        if self.lookahead is not None:
-            self.lookahead.load_tensors(below("ahead."))
+        self._pairs.focus = state["focus"]
+        if state["limits"] is not None:
+            self.limits = state["limits"].to(self.pair.parameters[0].device)
+        if self.goal is not None and state["reference"] is not None:
+            self.goal = replace(self.goal, reference=state["reference"])
 
 
 def is_text(data: Any) -> bool:

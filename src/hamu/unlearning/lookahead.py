@@ -151,28 +151,18 @@ class Lookahead:
         optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON holds it; `tensors` has the rest."""
-        return {"taken": self.taken, "cycles": self.cycles}
+        """State for a checkpoint: the path, and what its optimizer remembers."""
+        optimizer = self._optimizer.state_dict()
+        return {
+            "taken": self.taken,
+            "cycles": self.cycles,
+            "offset": self._offset,
+            "optimizer": optimizer,
+        }
 
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.taken, self.cycles = state["taken"], state["cycles"]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The path and the state of its optimizer, by name."""
-        found = {f"offset.{i}": t for i, t in enumerate(self._offset)}
-        for i, state in self._optimizer.state_dict()["state"].items():
-            found |= {f"{key}.{i}": value for key, value in state.items()}
-        return found
-
-    @torch.no_grad()
-    def load_tensors(self, saved: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
-        states: dict[int, dict[str, Tensor]] = {}
-        for name, value in saved.items():
-            key, _, i = name.rpartition(".")
-            if key == "offset":
-                self._offset[int(i)].copy_(value)
-            else:
-                states.setdefault(int(i), {})[key] = value.clone()
-        self._optimizer.load_state_dict(self._optimizer.state_dict() | {"state": states})
+        torch._foreach_copy_(self._offset, state["offset"])
+        self._optimizer.load_state_dict(state["optimizer"])

@@ -505,7 +505,7 @@ class StepWatch(TrainerCallback):
         return {"cos": None, "change": None} | read_at_once(tensors)
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint, as JSON holds it."""
+        """State for a checkpoint."""
         scale = None if self.trust is None else self.trust.scale
         return {"record": asdict(self.record), "trust_scale": scale}
 

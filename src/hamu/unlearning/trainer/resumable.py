@@ -5,8 +5,8 @@ A checkpoint is whole or not there:
     checkpoint-12/
         config.json model.safetensors ...   from `save_pretrained`, so that it opens as a model
         rest.safetensors                    tensors that those files lack, if any
-        run.json start.pt ...               state of the run beyond model and optimizer
-        optimizer.pt scheduler.pt ...       tensors and plain values, read with weights_only
+        run.pt                              state of the run beyond model and optimizer
+        optimizer.pt scheduler.pt ...       of transformers; all are read with weights_only
         trainer_state.json
         manifest.json                       size and SHA-256 of every file
 
@@ -36,6 +36,7 @@ from transformers.trainer_utils import SaveStrategy
 from hamu.core.distributed import all_reduced, barrier, from_main, is_main, is_sharded, world_size
 from hamu.data.images import collate
 from hamu.errors import HamuError, first_line, reading
+from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import (
     CHECKPOINT,
     MANIFEST,
@@ -48,12 +49,14 @@ from hamu.files import (
 )
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
+from hamu.unlearning.goals import Reference, StopReason
 from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
 from hamu.unlearning.trainer.logs import silence, stand_between
 from hamu.unlearning.trainer.sides import check_is_measured
 
 _logger = logging.getLogger(__name__)
-_OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.json"
+_OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.pt"
+_CLASSES = [Predictions, TokenPredictions, Reference, StopReason]  # that a run's state may hold
 
 # Private methods of transformers' Trainer that this package overrides, each there since 5.18.
 # transformers promises nothing of them: where one is missing the import fails, instead of a run
@@ -289,7 +292,7 @@ class ResumableTrainer(Trainer):
         return args.per_device_train_batch_size * args.gradient_accumulation_steps * self._sharing
 
     def run_state(self) -> dict[str, Any]:
-        """State of the run for a checkpoint, as JSON holds it."""
+        """State of the run for a checkpoint, made in the main process."""
         return {"global_batch": self.global_batch}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
@@ -302,12 +305,6 @@ class ResumableTrainer(Trainer):
                 f"all processes"
             )
 
-    def save_more(self, folder: Path) -> None:
-        """Write tensors of the run beyond model and optimizer; the main process calls it."""
-
-    def load_more(self, folder: Path) -> None:
-        """Restore what `save_more` has written."""
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model as `from_pretrained` reads it, and into a checkpoint the run's state."""
         folder = Path(output_dir or str(self.args.output_dir))
@@ -319,8 +316,7 @@ class ResumableTrainer(Trainer):
         if _internal_call:
             save_rest(self.model, folder)
             if is_main():
-                self.save_more(folder)
-                (folder / _RUN).write_text(json.dumps(self.run_state()), encoding="utf-8")
+                torch.save(self.run_state(), folder / _RUN)
 
     # Private methods of transformers from here on; see OVERRIDDEN.
 
@@ -416,7 +412,6 @@ class ResumableTrainer(Trainer):
     ) -> None:
         with self._restoring(folder := Path(resume_from_checkpoint)):
             load_tensors(self.model, folder)
-            self.load_more(folder)
             self.load_run_state(run_state_of(folder))
 
     def _load_best_model(self) -> None:
@@ -454,7 +449,8 @@ class ResumableTrainer(Trainer):
 
 def run_state_of(checkpoint: Path) -> dict[str, Any]:
     """The `ResumableTrainer.run_state` in a checkpoint."""
-    found: dict[str, Any] = json.loads((checkpoint / _RUN).read_bytes())
+    with torch.serialization.safe_globals(_CLASSES):
+        found: dict[str, Any] = torch.load(checkpoint / _RUN, map_location="cpu", weights_only=True)
     return found
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,11 +19,10 @@ from hamu.core.objectives import CrossEntropy, Objective, Scored, build_objectiv
 from hamu.data.forget_sets import ALTERNATIVE, WEIGHT, subset
 from hamu.data.images import collate
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import Predictions, TokenPredictions, predict_shared
+from hamu.evaluation.predictions import predict_shared
 from hamu.unlearning.goals import AnyPredictions, StopReason
 from hamu.unlearning.trainer.config import UnlearnConfig
 
-_FILE = "start.pt"  # in a checkpoint
 _RETAIN_RECORDS = 500  # that a run by goal is measured on
 
 
@@ -253,22 +251,3 @@ def check_is_measured(metric: str, measured: Collection[str]) -> None:
         raise HamuError(
             f"metric_for_best_model {metric!r} is not measured; choose one of {', '.join(measured)}"
         )
-
-
-def save_start_predictions(folder: Path, start: Mapping[str, AnyPredictions]) -> None:
-    """Write predictions by set; no file if there are none."""
-    if start:
-        found = {
-            name: (type(one).__name__, {f.name: getattr(one, f.name) for f in fields(one)})
-            for name, one in start.items()
-        }
-        torch.save(found, folder / _FILE)
-
-
-def load_start_predictions(folder: Path, order: Sequence[str]) -> dict[str, AnyPredictions]:
-    """Read `save_start_predictions`, by set in this order; nothing if there is no file."""
-    if not (folder / _FILE).is_file():
-        return {}
-    found = torch.load(folder / _FILE, map_location="cpu", weights_only=True)
-    kinds = {cls.__name__: cls for cls in (Predictions, TokenPredictions)}
-    return {name: kinds[found[name][0]](**found[name][1]) for name in order if name in found}

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import TrainerCallback
@@ -58,21 +57,20 @@ from hamu.unlearning.trainer.sides import (
     ShareSampler,
     SideLosses,
     check_items,
-    load_start_predictions,
-    save_start_predictions,
     set_figures,
 )
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
-_PAIR = "pair.safetensors"  # in a checkpoint: tensors of the pair's state, under these keys
-_TENSORS = ("population", "mean")
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
 _REMEDIES = {
     "not finite": "; lower the learning rate, or look for records with values that are not finite",
     "out of range": "; lower the constraint, or give the radius as a number",
 }
-_SAVED = ("steps_taken", "steps_skipped", "skips_in_a_row", "start_figures", "evaluated_step")
+_SAVED = (
+    *("steps_taken", "steps_skipped", "skips_in_a_row", "stop"),
+    *("start_figures", "start_predictions", "evaluated_step"),
+)
 
 
 class UnlearnTrainer(ResumableTrainer):
@@ -189,7 +187,6 @@ class UnlearnTrainer(ResumableTrainer):
         self.evaluated_step = -1
         self._steps_of_best: int | None = None
         self._weights_are_earlier = self._causality_checked = False
-        self._pair_tensors: dict[str, dict[str, Tensor]] = {}  # of a checkpoint
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
         self._at = -1  # its number
 
@@ -262,46 +259,18 @@ class UnlearnTrainer(ResumableTrainer):
         return {"goal": self.goal_run, "pair": self.pair, "watch": self.watch}
 
     def run_state(self) -> dict[str, Any]:
-        """Counts, stop reason and the parts' states, as JSON holds them."""
-        own = {name: getattr(self, name) for name in _SAVED} | {"stop": asdict(self.stop)}
+        """Counts, stop reason, the start model's predictions, and the parts' states."""
+        own = {name: getattr(self, name) for name in _SAVED}
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        for key in _TENSORS:
-            parts["pair"].pop(key, None)  # see `save_more`
         return super().run_state() | own | parts
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`."""
         super().load_run_state(state)
-        state["pair"] |= self._pair_tensors
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
         for name in _SAVED:
             setattr(self, name, state[name])
-        self.stop = StopReason(**state["stop"])
-
-    def save_more(self, folder: Path) -> None:
-        """Write the start model's predictions, and the state that a run by goal goes back to."""
-        save_start_predictions(folder, self.start_predictions)
-        self.goal_run.save(folder)
-        state = self.pair.state_dict()
-        found = {
-            f"{key}.{name}": tensor.contiguous()
-            for key in _TENSORS
-            for name, tensor in state.get(key, {}).items()
-        }
-        if found:
-            save_file(found, folder / _PAIR)
-
-    def load_more(self, folder: Path) -> None:
-        """Restore what `save_more` has written."""
-        found = load_start_predictions(folder, list(self.evaluations.sets))
-        self.start_predictions = found or self.start_predictions
-        self.goal_run.load(folder)
-        path = folder / _PAIR
-        self._pair_tensors = {key: {} for key in _TENSORS}
-        for name, tensor in (load_file(path) if path.is_file() else {}).items():
-            key, _, rest = name.partition(".")
-            self._pair_tensors[key][rest] = tensor
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
