@@ -21,8 +21,7 @@ from hamu.unlearning.trainer import TrainConfig, train_original
 from hamu.unlearning.trainer.logs import LayerLog, silence, stride
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
-LOSS = r"loss +\d+\.\d{4} \([+-]\d\.\d{4}\)"
-LINE = rf"step (\d)/3  forget {LOSS}  retain {LOSS}  cosθ [+-]\d\.\d\d"
+LINE = r"step (\d)/3  retain [\d.]+ +forget [\d.]+ +κ/κ₂ -?[\d.]+.*"
 
 
 class Seen(TrainerCallback):
@@ -67,8 +66,7 @@ def test_a_run_prints_a_line_per_step_and_logs_all_figures(trainer_of, capfd, di
     trainer.train()
     lines = [line.strip() for line in capfd.readouterr().out.splitlines() if line.strip()]
     assert [match[1] for line in lines if (match := re.fullmatch(LINE, line))] == ["1", "2", "3"]
-    assert re.fullmatch(r"step 0/3  evaluated  forget loss +\S+  retain loss +\S+", lines[0])
-    assert re.fullmatch(r"step 3/3  done in \d+\.\d s", lines[-1])
+    assert re.fullmatch(r"step 0/3  evaluated  retain [\d.]+ +forget [\d.]+", lines[0])
     assert not any("kappa" in line or "{" in line for line in lines)
     for logged in (seen.logs, trainer.state.log_history):
         steps = [entry for entry in logged if "taken" in entry]

@@ -33,7 +33,6 @@ from hamu.unlearning.trainer.config import TRACKERS
 
 _MOST_LINES, _FEWEST_LINES = 512, 16  # of layers.jsonl
 _MOST_FIGURES = 400_000  # over all its lines; each takes some eight bytes
-_SHOWN = ("forget", "retain", "test")  # sets, in a line on the screen
 _PRINTERS = (ProgressCallback, PrinterCallback)
 # W&B sends these by itself unless the variables have other values
 _KEPT_BACK = {"WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
@@ -148,26 +147,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def log_line(logs: Mapping[str, Any], step: int, steps: int) -> str:
-    """Losses of a step or an evaluation in a line, the change by a checked step in brackets."""
-    shown = [f"step {step:>{len(str(steps))}}/{steps}"]
-    if "train_runtime" in logs:
-        return f"{shown[0]}  done in {logs['train_runtime']:.1f} s"
-    is_step = "taken" in logs
-    shown += [] if is_step else ["evaluated"]
-    losses = {side: logs.get(f"{'' if is_step else 'eval_'}{side}_loss") for side in _SHOWN}
-    for side, loss in losses.items():
-        if loss is not None:
-            change = logs.get(f"realised_{side}_change")
-            bracket = f" ({change:+.4f})" if is_step and change is not None else ""
-            shown.append(f"{side} loss {loss:8.4f}{bracket}")
-    if {*losses.values()} == {None}:
-        return str(dict(logs))
-    shown += [f"cosθ {logs['cos']:+.2f}"] if "cos" in logs else []
-    shown += ["not taken"] if logs.get("taken") == 0 else []
-    return "  ".join(shown)
-
-
 def print_lines(trainer: Trainer, given: Collection[Any]) -> None:
     """Let a trainer print a line per step, unless its user has chosen among these callbacks."""
     for one in trainer.callback_handler.callbacks:
@@ -178,10 +157,12 @@ def print_lines(trainer: Trainer, given: Collection[Any]) -> None:
 def _print_line(
     printer: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
 ) -> None:
-    if state.is_world_process_zero:
+    figures = figures_line({name.removeprefix("eval_"): value for name, value in logs.items()})
+    if state.is_world_process_zero and figures:
         bar = getattr(printer, "training_bar", None)
         write = print if bar is None else bar.write  # above the bar
-        write(log_line(logs, state.global_step, state.max_steps))
+        kind = "" if "taken" in logs else "evaluated  "
+        write(f"step {state.global_step}/{state.max_steps}  {kind}{figures}")
 
 
 def silence(trainer: Trainer) -> None:
