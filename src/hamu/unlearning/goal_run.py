@@ -5,7 +5,7 @@ checkpoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hamu.core.distributed import world_size
 from hamu.core.objectives import log_odds, loss_at
-from hamu.core.pair import PairedGradients
-from hamu.data import PairedDataset
 from hamu.errors import HamuError
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goals import (
@@ -25,14 +22,12 @@ from hamu.unlearning.goals import (
     Found,
     Goal,
     Standing,
-    StopReason,
     choose_goal,
 )
-from hamu.unlearning.lookahead import Lookahead
 
 if TYPE_CHECKING:
     from hamu.unlearning.trainer.config import UnlearnConfig
-    from hamu.unlearning.trainer.sides import Evaluations
+    from hamu.unlearning.trainer.trainer import UnlearnTrainer
 
 _FURTHER = 3.0  # log-odds above the target of "erased" that a lasting run takes a record to, ahead
 _STEPS, _LASTING_STEPS = 400, 800  # of a run by goal, at most, if its epochs have fewer
@@ -48,23 +43,14 @@ class GoalRun:
     """
 
     def __init__(
-        self,
-        args: UnlearnConfig,
-        pair: PairedGradients,
-        looks: Evaluations,
-        pairs: PairedDataset,
-        *,
-        retain_data: Any,
-        end_run: Callable[[StopReason], None],
-        start_loss: Callable[[], float | None],
-        lookahead: Lookahead | None = None,
-        retain_predictions: AnyPredictions | None = None,
+        self, trainer: UnlearnTrainer, retain_data: Any, retain_predictions: AnyPredictions | None
     ) -> None:
-        self._args, self.pair, self._looks, self._pairs = args, pair, looks, pairs
-        self.end_run, self.lookahead, self._retain_data = end_run, lookahead, retain_data
-        self._start_loss = start_loss
+        self._trainer, self._retain_data = trainer, retain_data
+        self.pair, self.lookahead, self.end_run = trainer.pair, trainer.lookahead, trainer.end_run
+        self._looks, self._pairs = trainer.evaluations, trainer.train_dataset
+        args: UnlearnConfig = trainer.args
         self.goal = choose_goal(
-            looks.sets,
+            self._looks.sets,
             args.goal,
             args.target_forget_loss,
             args.target_share,
@@ -74,12 +60,16 @@ class GoalRun:
             raise HamuError(NOTHING_TELLS)
         if self.goal is not None and retain_predictions is not None:
             self.goal = self.goal.against(None, {"forget": retain_predictions})
-        self._step = 0
         self.limits: Tensor | None = None  # aim and most of each forget record, [n, 2]
         self.controller: Controller | None = None  # of a run by goal
         if args.auto and self.goal is not None:
             budget = float(args.max_retain_increase or 0.0)
             self.controller = Controller(self, self.goal, budget, self._every())
+
+    @property
+    def _step(self) -> int:
+        """The steps before the one at hand, or the one just done."""
+        return max(0, int(self._trainer.state.global_step) - 1)
 
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
@@ -90,7 +80,7 @@ class GoalRun:
 
         None without one, or where every measurement is of all these records.
         """
-        start, retain = self._start_loss(), self._looks.sets["retain"]
+        start, retain = self._trainer.start_figures.get("retain_loss"), self._looks.sets["retain"]
         if start is None or self._looks.records_of_a_standing == len(retain):  # type: ignore[arg-type]
             return None
         return self._looks.retain_loss(of_all=True) - start
@@ -113,7 +103,7 @@ class GoalRun:
     def _retain_batches(self) -> Iterator[Mapping[str, Tensor]]:
         """Draw batches as fine-tuning takes them, alike whenever this step comes again."""
         data, generator = self._retain_data, torch.Generator()
-        generator.manual_seed(self._args.seed + self._step)
+        generator.manual_seed(self._trainer.args.seed + self._step)
         size = min(_FINE_TUNED // 4 if is_text(data) else _FINE_TUNED, len(data))
         fetch = getattr(data, "__getitems__", None)
         device = self.pair.parameters[0].device
@@ -180,10 +170,6 @@ class GoalRun:
             open_ = [] if draws_all else away.nonzero().flatten().tolist()
             self._pairs.focus_on(open_, self._place_of(self._step + 1))
 
-    def at(self, step: int) -> None:
-        """Note how many steps are done."""
-        self._step = step
-
     def limits_of(self, positions: Tensor) -> Tensor:
         """The limits of some forget records, [B, 2]; measured first in a run by hand."""
         if self.limits is None:
@@ -195,20 +181,15 @@ class GoalRun:
         """Steps between two measurements, such that these take at most a quarter of the time."""
         forget: Any = self._looks.sets["forget"]
         measured = len(forget) + self._looks.records_of_a_standing
-        trained = self._batch + min(self._batch, len(forget))
+        batch = self._trainer.global_batch
+        trained = batch + min(batch, len(forget))
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
-
-    @property
-    def _batch(self) -> int:
-        """Pairs in a step of a run by goal, over all processes."""
-        args = self._args
-        return args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size()
 
     def _place_of(self, step: int) -> int:
         """First pair of a step, counted over all epochs."""
-        records = len(self._pairs)
-        epoch, within = divmod(step, max(1, math.ceil(records / self._batch)))
-        return epoch * records + within * self._batch
+        records, batch = len(self._pairs), self._trainer.global_batch
+        epoch, within = divmod(step, max(1, math.ceil(records / batch)))
+        return epoch * records + within * batch
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""

@@ -56,7 +56,7 @@ from hamu.unlearning.trainer.sides import check_is_measured
 
 _logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.pt"
-_CLASSES = [Predictions, TokenPredictions, Reference, StopReason]  # that a run's state may hold
+_CLASSES: list[Any] = [Predictions, TokenPredictions, Reference, StopReason]  # in a run's state
 
 # Private methods of transformers' Trainer that this package overrides, each there since 5.18.
 # transformers promises nothing of them: where one is missing the import fails, instead of a run

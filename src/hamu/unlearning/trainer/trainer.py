@@ -141,19 +141,9 @@ class UnlearnTrainer(ResumableTrainer):
         self.evaluations = Evaluations(model, args, data_collator, **data)
         self._records = {side: len(data[side]) for side in SIDES}  # type: ignore[arg-type]
         self._set_up(model, method, args)
-        self.goal_run = GoalRun(
-            args,
-            self.pair,
-            self.evaluations,
-            pairs,
-            retain_data=retain_dataset,
-            end_run=self._end_run,
-            start_loss=lambda: self.start_figures.get("retain_loss"),
-            lookahead=self.lookahead,
-            retain_predictions=retain_predictions,
-        )
         kwargs |= {"train_dataset": pairs, "eval_dataset": self.evaluations.sets["retain"]}
         super().__init__(model, args, data_collator=PairCollator(data_collator), **kwargs)
+        self.goal_run = GoalRun(self, retain_dataset, retain_predictions)
         if args.auto and args.max_steps <= 0:
             args.max_steps = steps_of_a_run(args, len(pairs), self.global_batch)
         print_lines(self, kwargs.get("callbacks") or [])
@@ -282,7 +272,8 @@ class UnlearnTrainer(ResumableTrainer):
         if self._weights_are_earlier and self.args.load_best_model_at_end:
             self._add_to_stop(f"the weights are the best ones, of step {best}")
 
-    def _end_run(self, stop: StopReason) -> None:
+    def end_run(self, stop: StopReason) -> None:
+        """End the run after the step at hand."""
         self.stop = stop
         self.control.should_training_stop = True
 
@@ -341,7 +332,6 @@ class UnlearnTrainer(ResumableTrainer):
             module.eval()
         if self._at != self.state.global_step:
             self._at, self._losses = self.state.global_step, {}
-            self.goal_run.at(self._at)
 
     def _loss(
         self,
@@ -370,7 +360,7 @@ class UnlearnTrainer(ResumableTrainer):
         if stop is not None:
             self.pair.abandon(scaler)
             self.watch.take(None, self._losses, scaler)
-            self._end_run(stop)
+            self.end_run(stop)
             return
         if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
             check_equal(self.pair.names, self.pair.parameters)
@@ -399,10 +389,10 @@ class UnlearnTrainer(ResumableTrainer):
         if step.should_stop and is_infeasible and not self.steps_taken:
             raise HamuError(f"no step can be taken: {step.reason}")
         if step.should_stop:
-            self._end_run(StopReason("infeasible" if is_infeasible else "criterion", step.reason))
+            self.end_run(StopReason("infeasible" if is_infeasible else "criterion", step.reason))
         elif self.skips_in_a_row >= self.args.max_skips:
             text = f"{self.skips_in_a_row} steps in a row could not be taken: {step.reason}"
-            self._end_run(StopReason("skips", text + _REMEDIES.get(step.cause, "")))
+            self.end_run(StopReason("skips", text + _REMEDIES.get(step.cause, "")))
 
     def _undone(self) -> None:
         """Count a step that was undone as skipped."""
@@ -410,7 +400,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.steps_skipped += 1
         if self.watch.trust is not None and self.watch.trust.exhausted:
             text = "no step is small enough to realise anything of its promise"
-            self._end_run(StopReason("no small step", text))
+            self.end_run(StopReason("no small step", text))
 
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Each side was clipped before it was weighed; their combination is not clipped again."""
