@@ -10,7 +10,6 @@ from helpers import collect, flat
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
-from hamu.core.combine import GradOffload
 
 METHOD = HamuQ(0.3, constraint_mode="relative", stopping="off")
 SIDES = ("retain", "forget")
@@ -349,26 +348,3 @@ def test_settings_that_exclude_each_other_are_refused():
         pair.combine(keep=("retain",))
     with pytest.raises(HamuError, match="trust_region needs both whole gradients in each process"):
         UnlearnConfig(output_dir="unused", offload_grads="cpu", trust_region=True)
-
-
-def test_every_device_waits_for_the_gradients_that_come_from_it(monkeypatch):
-    """Gradients of a model that lies on two GPUs, as far as an offload asks them."""
-    recorded, waited = [], []
-
-    def stream(device):
-        return SimpleNamespace(
-            record_event=lambda: recorded.append(device) or device,
-            wait_event=lambda event: waited.append((device, event)),
-        )
-
-    monkeypatch.setattr(torch.cuda, "current_stream", stream)
-    monkeypatch.setattr(GradOffload, "_put", lambda self, grad: grad)
-    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-    grads = [SimpleNamespace(device=one) for one in (first, second, first, torch.device("cpu"))]
-    offload = GradOffload("cpu")
-    offload.put([*grads, None])
-    assert (set(recorded), len(recorded), waited) == ({first, second}, 2, [])
-    offload.wait()
-    assert set(waited) == {(first, first), (second, second)}
-    offload.wait()
-    assert len(waited) == 2, "nothing is under way any more"

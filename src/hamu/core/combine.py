@@ -12,7 +12,6 @@ from torch import Tensor
 from hamu.core.distributed import Grads, drained
 from hamu.core.gram import combine_dtype
 from hamu.core.gram_meter import SMALL, brought, in_groups, scratch_bytes
-from hamu.errors import HamuError
 
 
 def combine_all(
@@ -35,21 +34,11 @@ def combine_all(
             kind = part.device, part.dtype
             if kind == (r.device, r.dtype) == (f.device, f.dtype):
                 alike.setdefault(kind, {})[number] = part.numel()
-    groups = [
-        group
-        for (device, _), sizes in alike.items()
-        for group in in_groups(sizes, scratch_bytes(device) // 8)
-    ]
-    for numbers in groups:
-        group = _combine_group(
-            [retain[n] for n in numbers],
-            [forget[n] for n in numbers],
-            [a[n] for n in numbers],
-            [b[n] for n in numbers],
-            is_kept,
-        )
-        for number, tensor in zip(numbers, group, strict=True):
-            written[number], retain[number], forget[number] = tensor, None, None
+    for (device, _), sizes in alike.items():
+        for numbers in in_groups(sizes, scratch_bytes(device) // 8):
+            group = ([every[n] for n in numbers] for every in (retain, forget, a, b))
+            for number, tensor in zip(numbers, _combine_group(*group, is_kept), strict=True):
+                written[number], retain[number], forget[number] = tensor, None, None
     both = zip(drained(retain), drained(forget), strict=True)
     for number, (r, f) in enumerate(both):
         if written[number] is None:
@@ -61,21 +50,16 @@ def _combine_group(
     retain: list[Any], forget: list[Any], a: list[float], b: list[float], is_kept: bool
 ) -> list[Tensor]:
     """a_n·retain_n + b_n·forget_n in the memory of the first, in a handful of launches."""
-    dtype = combine_dtype(retain[0])
-    if retain[0].dtype == dtype:
-        if is_kept:
-            forget = list(torch._foreach_mul(forget, b))
-        else:
-            torch._foreach_mul_(forget, b)
-        torch._foreach_mul_(retain, a)
-        torch._foreach_add_(retain, forget)
-        return retain
-    wide = [[torch.empty_like(g, dtype=dtype) for g in side] for side in (retain, forget)]
-    for widened, side, weights in zip(wide, (retain, forget), (a, b), strict=True):
-        torch._foreach_copy_(widened, side)
-        torch._foreach_mul_(widened, weights)
-    torch._foreach_add_(*wide)
-    torch._foreach_copy_(retain, wide[0])
+    dtype, sides = combine_dtype(retain[0]), [retain, forget]
+    for place, weights in enumerate((a, b)):
+        side = sides[place]
+        if side[0].dtype != dtype or (is_kept and side is forget):
+            sides[place] = [torch.empty_like(g, dtype=dtype) for g in side]
+            torch._foreach_copy_(sides[place], side)
+        torch._foreach_mul_(sides[place], weights)
+    torch._foreach_add_(*sides)
+    if sides[0] is not retain:
+        torch._foreach_copy_(retain, sides[0])
     return retain
 
 
@@ -124,45 +108,23 @@ def _ones(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(1, dtype=dtype, device=device)
 
 
-class GradOffload:
-    """Offloads one side's gradients: "cpu" to host memory, "bf16" to half precision, or "none"."""
+def offloaded(grads: Grads, place: str) -> Grads:
+    """Gradients in host memory ("cpu") or half precision ("bf16"); empties the list. Those already
+    there stay as they are.
+    """
+    return [None if g is None else _offloaded(g, place) for g in drained(grads)]
 
-    def __init__(self, name: str) -> None:
-        if name not in ("none", "bf16", "cpu"):
-            raise HamuError(f"offload_grads {name!r} is unknown; choose none, bf16 or cpu")
-        self.name = name
-        self.is_used = name != "none"
-        self._sent: dict[torch.device, torch.cuda.Event] = {}
 
-    def put(self, grads: Grads) -> Grads:
-        """Offload gradients; those already offloaded stay as they are. Empties the list."""
-        if not self.is_used:
-            return grads
-        devices = {g.device for g in grads if g is not None and g.device.type == "cuda"}
-        put = [None if g is None else self._put(g) for g in drained(grads)]
-        if self.name == "cpu":
-            for device in devices:
-                self._sent[device] = torch.cuda.current_stream(device).record_event()
-        return put
+def _offloaded(grad: Tensor, place: str) -> Tensor:
+    if place == "bf16":
+        return grad.to(torch.bfloat16)
+    if grad.device.type == "cpu":
+        return grad
+    # pinned, so that neither copy keeps the host waiting
+    return torch.empty_like(grad, device="cpu", pin_memory=True).copy_(grad, non_blocking=True)
 
-    def wait(self) -> None:
-        """Let the devices wait until every copy has arrived; the host neither waits nor reads."""
-        for device, event in self._sent.items():
-            torch.cuda.current_stream(device).wait_event(event)
-        self._sent.clear()
 
-    def take(self, grads: Grads, parameters: Sequence[Tensor]) -> Grads:
-        """Whole gradients on their device again, to accumulate into."""
-        if not self.is_used:
-            return grads
-        self.wait()
-        both = zip(drained(grads), parameters, strict=True)
-        return [None if g is None else brought(g, p.device).to(p.dtype) for g, p in both]
-
-    def _put(self, grad: Tensor) -> Tensor:
-        if self.name == "bf16":
-            return grad.to(torch.bfloat16)
-        if grad.device.type == "cpu":
-            return grad
-        # pinned, so that neither copy keeps the host waiting
-        return torch.empty_like(grad, device="cpu", pin_memory=True).copy_(grad, non_blocking=True)
+def back(grads: Grads, parameters: Sequence[Tensor]) -> Grads:
+    """Whole gradients where their parameters are, to accumulate into; empties the list."""
+    both = zip(drained(grads), parameters, strict=True)
+    return [None if g is None else brought(g, p.device).to(p.dtype) for g, p in both]

@@ -19,8 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from hamu.core.combine import GradOffload, combine_all
-from hamu.core.distributed import Grads, Layout, is_sharded
+from hamu.core.combine import back, combine_all, offloaded
+from hamu.core.distributed import Grads, Layout, drained, is_sharded
 from hamu.core.gram import (
     SIDES,
     Blocks,
@@ -37,11 +37,9 @@ from hamu.errors import HamuError
 
 Decision = Literal["step", "skip", "stop"]
 Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
-_FIGURES = (  # of a constraint, read with the decision
-    *("feasible", "demand", "max_demand", "clipped_demand", "free_limit", "conflict"),
-    "some_demand_is_free",
-)
 _OF_A_STOP = ("demand", "clipped_demand", "free_limit", "some_demand_is_free")
+_FIGURES = ("feasible", "max_demand", "conflict", *_OF_A_STOP)  # read with the decision
+OFFLOADS = ("none", "bf16", "cpu")
 
 
 @dataclass(frozen=True)
@@ -108,8 +106,8 @@ class PairStep:
     @property
     def gradient_norms(self) -> tuple[Tensor, Tensor]:
         """‖g_r‖ and ‖g_f‖ of the whole model before clipping, 0-dim."""
-        retain, forget = (sq.sum().sqrt() for sq in (self.gram.retain_sq, self.gram.forget_sq))
-        return retain / self.clip[0], forget / self.clip[1]
+        whole = self.gram.total()
+        return whole.retain_norm[0] / self.clip[0], whole.forget_norm[0] / self.clip[1]
 
     @property
     def combined_sq(self) -> Tensor:
@@ -190,10 +188,11 @@ class PairedGradients:
     ) -> None:
         if half_life is not None and not half_life > 0:
             raise HamuError(f"half_life {half_life} must be a positive number of steps, or None")
-        if steps_per_pass is not None and not all(n >= 1 for n in steps_per_pass):
-            raise HamuError(
-                f"steps_per_pass {steps_per_pass} must be two numbers from 1 on, or None"
-            )
+        passes = steps_per_pass or (math.inf, math.inf)
+        if not all(steps >= 1 for steps in passes):
+            raise HamuError(f"steps_per_pass {passes} must be two numbers from 1 on, or None")
+        if offload_grads not in OFFLOADS:
+            raise HamuError(f"offload_grads {offload_grads!r} is unknown; choose none, bf16 or cpu")
         if not isinstance(method, Method):
             raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
         if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
@@ -211,9 +210,8 @@ class PairedGradients:
         check_max_norm(max_grad_norm)
         self.method = method
         self.half_life = None if method.stopping_rule.criterion == "off" else half_life
-        self._steps_per_pass = steps_per_pass or (math.inf, math.inf)
-        self.max_grad_norm = max_grad_norm
-        self.offload_grads = GradOffload(offload_grads)
+        self.max_grad_norm, self.offload_grads = max_grad_norm, offload_grads
+        self._steps_per_pass = passes
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
@@ -230,18 +228,16 @@ class PairedGradients:
 
     def use(self, layout: Layout) -> None:
         """Choose the layout of both gradients, before the first step."""
-        if self.half_life is not None and not layout.is_whole:
-            raise HamuError("half_life needs both whole gradients in each process; leave it out")
-        if self.offload_grads.is_used and not layout.is_whole:
-            raise HamuError(
-                "offload_grads needs both whole gradients in each process; leave it out"
-            )
-        if self.method.retain_decay and (self.offload_grads.is_used or not layout.is_whole):
+        self.layout = layout
+        if self.method.retain_decay and not self.can_keep:
             raise HamuError(
                 f"{self.method.name} keeps a third gradient and needs both others whole in each "
                 f"process; leave out offload_grads, sharding and split pairing"
             )
-        self.layout = layout
+        is_offloaded = self.offload_grads != "none"
+        for name, given in (("half_life", self.half_life), ("offload_grads", is_offloaded)):
+            if given and not layout.is_whole:
+                raise HamuError(f"{name} needs both whole gradients in each process; leave it out")
         self._population: Population | None = None
         if self.half_life is not None:
             sizes = len(self.block_names), self.half_life, self._steps_per_pass
@@ -259,7 +255,7 @@ class PairedGradients:
     @property
     def can_keep(self) -> bool:
         """True if `combine` can keep gradients: both are here, whole."""
-        return self.layout.is_whole and not self.offload_grads.is_used
+        return self.layout.is_whole and self.offload_grads == "none"
 
     def retain(self) -> AbstractContextManager[None]:
         """Collect the gradient of the retain loss: call backward inside, once or several times."""
@@ -276,10 +272,11 @@ class PairedGradients:
         if not self._grads:
             self._versions = [p._version for p in self.parameters]
         self._check_stale()
-        for other in self._grads.keys() - {side}:
-            self._grads[other] = self.offload_grads.put(self._grads[other])
         kept = self._grads.pop(side, self._no_grads())
-        self._set_grads(self.offload_grads.take(kept, self.parameters))
+        if self.offload_grads != "none":
+            for other, grads in self._grads.items():
+                self._grads[other] = offloaded(grads, self.offload_grads)
+        self._set_grads(back(kept, self.parameters))
         self._inside = side
         try:
             yield
@@ -306,10 +303,10 @@ class PairedGradients:
     @torch.no_grad()
     def abandon(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Give up the collected step: the optimizer's step will change nothing, as after a skip."""
-        retain, forget = (self._grads.get(side, self._no_grads()) for side in SIDES)
+        sides = [self._grads.get(side, self._no_grads()) for side in SIDES]
         self.discard()
         if scaler is not None and scaler.is_enabled():
-            self._spoil(_either(retain, forget))
+            self._spoil(_either(*sides))
 
     @torch.no_grad()
     def combine(
@@ -350,7 +347,6 @@ class PairedGradients:
         if keep and not self.can_keep:
             raise HamuError("keep needs both whole gradients in each process; leave it out")
         grads = self._take()
-        self.offload_grads.wait()
         if not self._meter.fits(self.layout.parts):  # the model has moved
             self._measure_here()
         retain, forget = self.layout.take(grads)
@@ -363,11 +359,13 @@ class PairedGradients:
             unscale = scaler.scale(one).reciprocal()
         gram, weights, clip, read = self._weighed(retain, forget, unscale, losses)
         decision, cause, reason = self._decide(read)
-        kept = {side: list(grads[side]) for side in keep} if decision == "step" else {}
+        kept: dict[str, Grads] = {}
         if decision == "step":
+            kept = {side: list(grads[side]) for side in keep}
             self._numbers = weights.memory
             if self.method.retain_decay:
-                self._mean = _copied(retain, self._mean)
+                both = zip(retain, drained(self._mean or self._no_grads()), strict=True)
+                self._mean = [mean if g is None else g.clone() for g, mean in both]
             self._write(retain, forget, read["retain"], read["forget"], keep)
         elif unscale is not None:
             self._spoil(self.layout.give(_either(retain, forget)))
@@ -381,10 +379,7 @@ class PairedGradients:
         Plain numbers, but for tensors by name: "population" with a `half_life`, "mean" of a method
         with a `retain_decay`.
         """
-        state: dict[str, Any] = {
-            "settings": self._settings(),
-            "stopping": self._memory.state_dict(),
-        }
+        state = {"settings": self._settings(), "stopping": self._memory.state_dict()}
         if self._numbers is not None:
             state["memory"] = self._numbers.tolist()
         if self._mean:
@@ -409,17 +404,15 @@ class PairedGradients:
             self._numbers = torch.tensor(state["memory"], dtype=torch.float64)
         if self._population is not None and state.get("population"):  # else saved by another layout
             self._population.load_state_dict(state["population"])
-        mean = state.get("mean")
-        if mean:
+        if mean := state.get("mean"):
             both = zip(self.names, self.parameters, strict=True)
-            found = ((mean.get(name), p) for name, p in both)
-            self._mean = [None if m is None else m.to(p.device, copy=True) for m, p in found]
+            self._mean = [mean[n].to(p.device, copy=True) if n in mean else None for n, p in both]
 
-    def _settings(self) -> dict[str, str]:
+    def _settings(self) -> dict[str, Any]:
         method = self.method
-        own: list[str] = [one.name for one in fields(method)] if is_dataclass(method) else []
+        own = fields(method) if is_dataclass(method) else ()
         digest = hashlib.sha256(repr((self.block_names, self.block_of)).encode()).hexdigest()
-        settings = {name: getattr(method, name) for name in own} | {
+        settings = {one.name: getattr(method, one.name) for one in own} | {
             "method": method.name,
             "stopping": method.stopping_rule,
             "max_grad_norm": self.max_grad_norm,
@@ -481,14 +474,15 @@ class PairedGradients:
         """Clipped Gram, weights and clipping factors, and what the host must know of them."""
         exact = not self.layout.is_whole  # all processes must decide alike
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
-        raw, one = self._remembering(raw, losses), raw.dot.new_ones(())
+        one = raw.dot.new_ones(())
         population: dict[str, Tensor] = {}
         if self._population is not None:
             self._population.add(retain, forget, raw, unscale)
             judged_by = self.method, self.max_grad_norm
             population = self._population.figures(*judged_by, self.layout.agree)
         while True:
-            gram = raw if unscale is None else raw.scaled(unscale, unscale)
+            gram = self._remembering(raw, losses)
+            gram = gram if unscale is None else gram.scaled(unscale, unscale)
             clip = gram.clip_factors(self.max_grad_norm)
             gram = gram.scaled(*clip)
             weights = self.method.weigh(gram)
@@ -514,7 +508,6 @@ class PairedGradients:
             if not doubtful:
                 return gram, weights, clip, read
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
-            raw = self._remembering(raw, losses)
             exact = True
 
     def _remembering(self, gram: PairGram, losses: Tensor | None) -> PairGram:
@@ -617,15 +610,6 @@ def _check_apart(retain: Grads, forget: Grads) -> None:
                 "the second side's gradient overwrote the first one's, as both lie in the same "
                 "memory; with DistributedDataParallel leave gradient_as_bucket_view at False"
             )
-
-
-def _copied(grads: Grads, into: Grads) -> Grads:
-    """Copies of gradients, in the memory of `into` where it has any."""
-    kept = into or [None] * len(grads)
-    return [
-        mean if g is None else g.clone() if mean is None else mean.copy_(g)
-        for g, mean in zip(grads, kept, strict=True)
-    ]
 
 
 def _either(retain: Grads, forget: Grads) -> Grads:

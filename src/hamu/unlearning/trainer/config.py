@@ -17,10 +17,10 @@ from accelerate.utils import parse_flag_from_env  # type: ignore[import-untyped]
 from transformers import TrainingArguments
 from transformers.integrations import integration_utils
 
-from hamu.core.combine import GradOffload
 from hamu.core.distributed import check_even, world_size
 from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, build_method
 from hamu.core.objectives import OBJECTIVES, build_objective
+from hamu.core.pair import OFFLOADS
 from hamu.errors import HamuError
 from hamu.unlearning.goals import check_goal_settings
 
@@ -50,6 +50,7 @@ _CHOICES = {
     "shuffle": ("epoch", "once"),
     "blocks": ("tensor", "module", "model"),
     "pairing": ("sequential", "split"),
+    "offload_grads": OFFLOADS,
 }
 # Values that settings must have in a run by goal, or a lasting one.
 _WITH: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -281,7 +282,7 @@ class UnlearnConfig(TrainConfig):
             build_objective(self.forget_objective)
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
         self._check_effects(method)
-        if self.pairing == "split" or self.shard or GradOffload(self.offload_grads).is_used:
+        if self.pairing == "split" or self.shard or self.offload_grads != "none":
             self._check_parted(method)
         for option, allowed in _WITH.items():
             for name, values in allowed.items() if getattr(self, option) else ():
