@@ -140,7 +140,7 @@ class StepGuard:
         if side is not None and demand is not None:
             gain = self._sign * along[side] * self._clip(side)
         moved = zip(self._pair.parameters, self._before, strict=True)
-        lengths = self._by_block([_dot(p, p, b, b) for p, b in moved]).clamp(min=0).sqrt()
+        lengths = self._by_block([_moved(p, b) for p, b in moved]).sqrt()
         retain, forget = (along[one].sum() if one in along else None for one in SIDES)
         self.taken = StepTaken(retain, forget, gain, demand, corrected, lengths)
         return self.taken
@@ -158,8 +158,8 @@ class StepGuard:
     def _rates_of_blocks(self) -> Tensor:
         """Learning rate of each block, [L]; the highest of its parameters."""
         groups = self._optimizer.param_groups
-        rate_of = {id(p): float(group["lr"]) for group in groups for p in group["params"]}
-        rates = [rate_of.get(id(p), 0.0) for p in self._pair.parameters]
+        rate_of = {p: float(group["lr"]) for group in groups for p in group["params"]}
+        rates = [rate_of.get(p, 0.0) for p in self._pair.parameters]
         of_parameters = torch.tensor(rates, dtype=torch.float64)
         return self._zeros().scatter_reduce(0, self._blocks, of_parameters, "amax")
 
@@ -170,8 +170,7 @@ class StepGuard:
         """η q_i on the host, [L], at most each block's reach."""
         status = step.weights.constraint
         assert status is not None
-        gram = status.gram
-        norms = gram.retain_norm if status.constrained == "retain" else gram.forget_norm
+        norms = getattr(step.gram, f"{status.constrained}_norm")
         return (status.fraction.clamp(max=1.0) * status.radius * norms).cpu() * self._rates
 
     def _clip(self, side: Side) -> Tensor:
@@ -181,26 +180,28 @@ class StepGuard:
     def _along(self, side: str) -> Tensor:
         """g_i·Δw_i of a side by block, [L] on the host, before clipping."""
         moved = zip(self._pair.parameters, self._before, self._step.kept[side], strict=True)
-        return self._by_block([_dot(p, g, b) for p, b, g in moved]) * self._step.unscale
+        along = [None if g is None else _moved(p, b, g) for p, b, g in moved]
+        return self._by_block(along) * self._step.unscale
 
-    def _by_block(self, sums: list[Tensor]) -> Tensor:
-        values = self._pair.layout.agree(torch.stack([s.to(sums[0].device) for s in sums])).cpu()
+    def _by_block(self, sums: list[Tensor | None]) -> Tensor:
+        """Sums over the tensors of each block, [L] on the host; None counts as 0."""
+        zero = torch.zeros((), dtype=torch.float64, device=self._pair.parameters[0].device)
+        there = [zero if one is None else one.to(zero.device) for one in sums]
+        values = self._pair.layout.agree(torch.stack(there)).cpu()
         return self._zeros().index_add_(0, self._blocks, values)
 
     def _correct(self, side: Side, demand: Tensor) -> Tensor:
         """Add to each block what it lacks; repeated, as rounding swallows small changes."""
         pair, grads, clip = self._pair, self._step.kept[side], self._clip(side)
         scale = self._step.unscale * clip
-        both = zip(pair.parameters, grads, strict=True)
-        squares = self._by_block([_dot(p if g is None else g, g) for p, g in both])
-        squares *= scale**2  # of the clipped gradient
+        squares = getattr(self._step.gram, f"{side}_sq").cpu()
         slack = 1e-5 if all(p.dtype == torch.float64 for p in pair.parameters) else 2e-4
         corrected = torch.zeros(len(demand), dtype=torch.bool)
         push = 1.0  # grows, for corrections below half of the weights' last digit
         for _ in range(_ROUNDS):
             gain = self._sign * self._along(side) * clip
-            short = (demand - gain).clamp(min=0) * (gain < demand * (1 - slack))
-            if not (short > 0).any():
+            short = (demand - gain) * (gain < demand * (1 - slack))
+            if not short.any():
                 break
             corrected |= short > 0
             factors = self._sign * push * short / squares.clamp(min=1e-300) * scale
@@ -213,26 +214,17 @@ class StepGuard:
 
 def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> None:
     """Check that an optimizer has all parameters that take part; a HamuError if not."""
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if not all(id(p) in stepped for p in pair.parameters):
+    if not {p for group in optimizer.param_groups for p in group["params"]} >= {*pair.parameters}:
         raise HamuError(
             "a trainable parameter is not in the optimizer; give it all, or freeze those that stay"
         )
 
 
-def _dot(
-    x: Tensor, y: Tensor | None, less_x: Tensor | None = None, less_y: Tensor | None = None
-) -> Tensor:
-    """(x - less_x)·(y - less_y), 0-dim float64; 0 where y is None."""
-    total = torch.zeros((), dtype=torch.float64, device=x.device)
-    if y is not None:
-        for a, b in zip(_widened(x, less_x), _widened(y, less_y), strict=True):
-            total += torch.dot(a, b)
+def _moved(p: Tensor, before: Tensor, grad: Tensor | None = None) -> Tensor:
+    """(p - before)·grad, 0-dim float64, in pieces; ‖p - before‖² without a gradient."""
+    total = torch.zeros((), dtype=torch.float64, device=p.device)
+    flat = (t.reshape(-1).split(WIDENED) for t in (p, before, p if grad is None else grad))
+    for now, then, along in zip(*flat, strict=True):
+        moved = now.double() - then.double()
+        total += moved.dot(moved if grad is None else along.double())
     return total
-
-
-def _widened(x: Tensor, less: Tensor | None) -> Iterator[Tensor]:
-    """Flat float64 pieces of x - less."""
-    whole, *subtracted = (torch.split(t.reshape(-1), WIDENED) for t in (x, less) if t is not None)
-    for piece, *other in zip(whole, *subtracted, strict=True):
-        yield piece.double() - other[0].double() if other else piece.double()
