@@ -32,9 +32,6 @@ from hamu.core.gram import SIDES, PairGram
 from hamu.errors import HamuError
 
 T = TypeVar("T")
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # by element size
-_PIECE = 1 << 20  # integers widened at a time
-_GOLDEN = -0x61C8864680B583EB  # 2⁶⁴ over the golden ratio, signed: odd, with bits of no pattern
 Grads = list[Tensor | None]
 # as torch 2.13 calls them, and as it did before
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -108,33 +105,22 @@ def broadcast(tensors: Sequence[Tensor]) -> None:
 
 
 def check_equal(names: Sequence[str], tensors: Sequence[Tensor]) -> None:
-    """Compare tensors over all processes by digests of their bits; an error names the first."""
+    """Compare the bits of tensors with those of the main process; an error names the first."""
     if not _are_several():
         return
-    digests = torch.stack([_digest(t).to(tensors[0].device) for t in tensors])
-    ends = torch.stack([digests, -digests])
-    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-    differing = (ends[0] != -ends[1]).nonzero().flatten().tolist()
+    differ = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
+    for number, tensor in enumerate(tensors):
+        own = tensor.detach().reshape(-1)
+        of_main = own.clone()
+        dist.broadcast(of_main, src=0)
+        differ[number] = (own.view(torch.uint8) != of_main.view(torch.uint8)).any()
+    dist.all_reduce(differ, op=dist.ReduceOp.MAX)
+    differing = differ.nonzero().flatten().tolist()
     if differing:
         raise HamuError(
             f"{names[differing[0]]} is not the same on all processes; do all start from the same "
             f"model, with the same libraries?"
         )
-
-
-def _digest(tensor: Tensor) -> Tensor:
-    """Sum, modulo 2⁶⁴, of a tensor's bits times odd random factors of their places, 0-dim int64.
-
-    One different element changes it for certain; several, with a probability of 1 - 2⁻³².
-    """
-    bits = tensor.detach().reshape(-1).view(_INTEGERS[tensor.element_size()])
-    places = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(1 << 63), (1 << 63) - 1, (min(len(bits), _PIECE),), generator=places)
-    factors = factors.bitwise_or_(1).to(tensor.device)
-    digest = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for piece in torch.split(bits, _PIECE):
-        digest = digest * _GOLDEN + (piece * factors[: len(piece)]).sum()
-    return digest
 
 
 def is_sharded(model: nn.Module) -> bool:
