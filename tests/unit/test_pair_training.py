@@ -334,7 +334,7 @@ def test_only_the_side_that_waits_is_rounded():
 
 def test_settings_that_exclude_each_other_are_refused():
     with pytest.raises(
-        HamuError, match="offload_grads 'disk' is unknown; choose none, bf16 or cpu"
+        HamuError, match="offload_grads 'disk' is unknown; choose one of none, bf16, cpu"
     ):
         PairedGradients(Net(), METHOD, offload_grads="disk")
     pair = PairedGradients(Net(), METHOD, offload_grads="bf16")

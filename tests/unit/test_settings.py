@@ -21,16 +21,16 @@ from hamu.core.methods import method_classes, method_rows
     *(({"constraint": value}, f"constraint {value!r} must be a positive number")
       for value in (0.0, -1.0, math.nan, math.inf, "0.5", None)),
     ({"constraint": torch.tensor([0.1, 0.2])}, "must be a positive number"),
-    ({"constraint_mode": "share"}, "constraint_mode 'share' is unknown; choose absolute or relative"),
+    ({"constraint_mode": "share"}, "constraint_mode 'share' is unknown; choose one of absolute, relative"),
     ({"constraint": 1.5, "constraint_mode": "relative"}, r"share of what is possible, in \(0, 1\]; got 1.5"),
     *(({"radius": value}, rf"radius {value!r} must be positive \(R/η\)")
       for value in ("large", 0.0, math.inf, None)),
-    ({"on_infeasible": "ignore"}, "on_infeasible 'ignore' is unknown; choose stop, clamp or skip"),
+    ({"on_infeasible": "ignore"}, "on_infeasible 'ignore' is unknown; choose one of stop, clamp, skip"),
     ({"distribution": "fair"}, "distribution 'fair' is unknown; choose norm_product, uniform"),
     *(({"distribution": shares}, "shares of the constraint must be finite, non-negative and not all zero")
       for shares in ([1.0, -1.0], [0.0, 0.0], [1.0, math.nan], [1.0, math.inf], ["a"], None)),
     ({"stopping": "sometimes"}, "stopping criterion 'sometimes' is unknown"),
-    *(({"stopping": value}, f"stopping {value} must be aggregate, any, global or off, or a StoppingRule")
+    *(({"stopping": value}, f"stopping criterion {value} is unknown; choose one of aggregate, any, global, off")
       for value in (None, False)),
 ])  # fmt: skip
 def test_a_method_refuses(method, settings, message):

@@ -199,7 +199,7 @@ def test_a_margin_ends_a_run_before_its_step_has_a_price():
     [
         (
             {"criterion": "sometimes"},
-            "criterion 'sometimes' is unknown; choose aggregate, any, glob",
+            "criterion 'sometimes' is unknown; choose one of aggregate, any, glob",
         ),
         ({"margin": -0.1}, "stopping margin -0.1 is negative; use 0 or more"),
         ({"margin": math.nan}, "stopping margin nan"),

@@ -36,8 +36,9 @@ def combine_all(
                 alike.setdefault(kind, {})[number] = part.numel()
     for (device, _), sizes in alike.items():
         for numbers in in_groups(sizes, scratch_bytes(device) // 8):
-            group = ([every[n] for n in numbers] for every in (retain, forget, a, b))
-            for number, tensor in zip(numbers, _combine_group(*group, is_kept), strict=True):
+            few, others = ([side[n] for n in numbers] for side in (retain, forget))
+            group = _combine_group(few, others, [(a[n], b[n]) for n in numbers], is_kept)
+            for number, tensor in zip(numbers, group, strict=True):
                 written[number], retain[number], forget[number] = tensor, None, None
     both = zip(drained(retain), drained(forget), strict=True)
     for number, (r, f) in enumerate(both):
@@ -47,16 +48,16 @@ def combine_all(
 
 
 def _combine_group(
-    retain: list[Any], forget: list[Any], a: list[float], b: list[float], is_kept: bool
+    retain: list[Any], forget: list[Any], weights: list[tuple[float, float]], is_kept: bool
 ) -> list[Tensor]:
     """a_n·retain_n + b_n·forget_n in the memory of the first, in a handful of launches."""
     dtype, sides = combine_dtype(retain[0]), [retain, forget]
-    for place, weights in enumerate((a, b)):
+    for place, factors in enumerate(zip(*weights, strict=True)):
         side = sides[place]
-        if side[0].dtype != dtype or (is_kept and side is forget):
+        if side[0].dtype != dtype or (is_kept and place == 1):
             sides[place] = [torch.empty_like(g, dtype=dtype) for g in side]
             torch._foreach_copy_(sides[place], side)
-        torch._foreach_mul_(sides[place], weights)
+        torch._foreach_mul_(sides[place], factors)
     torch._foreach_add_(*sides)
     if sides[0] is not retain:
         torch._foreach_copy_(retain, sides[0])

@@ -134,10 +134,8 @@ def rounds_to_tf32(model: nn.Module) -> bool:
         return False
     kinds = (nn.modules.conv._ConvNd, nn.RNNBase)
     uses_cudnn = any(isinstance(module, kinds) for module in model.modules())
-    return any(
-        backend.fp32_precision == "tf32"
-        for backend in (_backends() if uses_cudnn else _backends()[:1])
-    )
+    used = _backends() if uses_cudnn else _backends()[:1]
+    return any(backend.fp32_precision == "tf32" for backend in used)
 
 
 @contextmanager
@@ -154,12 +152,15 @@ def without_tf32() -> Iterator[None]:
         switches += [(one, "fp32_precision", "ieee") for one in _backends()]
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are two
         before = [(one, name, _read(one, name)) for one, name, _ in switches]
-        _write(switches)
+        for switch in switches:
+            setattr(*switch)
     try:
         yield
     finally:
         with warnings.catch_warnings(action="ignore", category=UserWarning):
-            _write([switch for switch in before if switch[2] is not None])
+            for one, name, value in before:
+                if value is not None:
+                    setattr(one, name, value)
 
 
 def _backends() -> list[Any]:
@@ -174,8 +175,3 @@ def _read(backend: Any, name: str) -> Any:
         return getattr(backend, name)
     except RuntimeError:
         return None
-
-
-def _write(switches: list[tuple[Any, str, Any]]) -> None:
-    for backend, name, value in switches:
-        setattr(backend, name, value)

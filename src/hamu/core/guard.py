@@ -170,7 +170,7 @@ class StepGuard:
         """η q_i on the host, [L], at most each block's reach."""
         status = step.weights.constraint
         assert status is not None
-        norms = getattr(step.gram, f"{status.constrained}_norm")
+        norms: Tensor = getattr(step.gram, f"{status.constrained}_norm")
         return (status.fraction.clamp(max=1.0) * status.radius * norms).cpu() * self._rates
 
     def _clip(self, side: Side) -> Tensor:
@@ -223,7 +223,7 @@ def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> 
 def _moved(p: Tensor, before: Tensor, grad: Tensor | None = None) -> Tensor:
     """(p - before)·grad, 0-dim float64, in pieces; ‖p - before‖² without a gradient."""
     total = torch.zeros((), dtype=torch.float64, device=p.device)
-    flat = (t.reshape(-1).split(WIDENED) for t in (p, before, p if grad is None else grad))
+    flat = (torch.split(t.reshape(-1), WIDENED) for t in (p, before, p if grad is None else grad))
     for now, then, along in zip(*flat, strict=True):
         moved = now.double() - then.double()
         total += moved.dot(moved if grad is None else along.double())

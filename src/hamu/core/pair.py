@@ -33,7 +33,7 @@ from hamu.core.gram import (
 from hamu.core.gram_meter import GramMeter
 from hamu.core.methods.base import Method, StoppingMemory, Weights
 from hamu.core.population import Population, PopulationStatus
-from hamu.errors import HamuError
+from hamu.errors import HamuError, unknown
 
 Decision = Literal["step", "skip", "stop"]
 Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
@@ -192,7 +192,7 @@ class PairedGradients:
         if not all(steps >= 1 for steps in passes):
             raise HamuError(f"steps_per_pass {passes} must be two numbers from 1 on, or None")
         if offload_grads not in OFFLOADS:
-            raise HamuError(f"offload_grads {offload_grads!r} is unknown; choose none, bf16 or cpu")
+            raise unknown("offload_grads", offload_grads, OFFLOADS)
         if not isinstance(method, Method):
             raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
         if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
@@ -379,7 +379,8 @@ class PairedGradients:
         Plain numbers, but for tensors by name: "population" with a `half_life`, "mean" of a method
         with a `retain_decay`.
         """
-        state = {"settings": self._settings(), "stopping": self._memory.state_dict()}
+        state: dict[str, Any] = {"settings": self._settings()}
+        state["stopping"] = self._memory.state_dict()
         if self._numbers is not None:
             state["memory"] = self._numbers.tolist()
         if self._mean:
@@ -410,7 +411,7 @@ class PairedGradients:
 
     def _settings(self) -> dict[str, Any]:
         method = self.method
-        own = fields(method) if is_dataclass(method) else ()
+        own: Any = fields(method) if is_dataclass(method) else ()
         digest = hashlib.sha256(repr((self.block_names, self.block_of)).encode()).hexdigest()
         settings = {one.name: getattr(method, one.name) for one in own} | {
             "method": method.name,

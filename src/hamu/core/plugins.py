@@ -30,22 +30,19 @@ def plugins(
     `asked` for, or any with `needs_all`, fails to load. `kind` is for messages.
     """
     classes: dict[str, Any] = {}
-    broken: dict[str, HamuError] = {}
     for point in points_of(group):
         try:
             cls = _loaded(point, kind)
         except HamuError as error:
-            broken[point.name] = error
+            if needs_all or (point.name == asked and asked not in taken):
+                raise
+            _warn(f"warning: {error}; it is skipped")
             continue
         if cls.name in taken or cls.name in classes:
             raise HamuError(
                 f"the {kind} {cls.name!r} of {point.value} has a name that is taken; rename it"
             )
         classes[cls.name] = cls
-    for name, failure in broken.items():
-        if needs_all or (name == asked and name not in taken and name not in classes):
-            raise failure
-        _warn(f"warning: {failure}; it is skipped")
     return classes
 
 

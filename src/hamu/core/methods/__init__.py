@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from hamu.core.plugins import made, plugins, points_of
+from hamu.core.plugins import made, plugins
 from hamu.errors import unknown
 
 if TYPE_CHECKING:
@@ -94,9 +94,10 @@ def listed(name: str) -> Callable[[C], C]:
 
 def method_rows() -> list[MethodRow]:
     """The table of methods, with those of installed packages; loads torch for the latter alone."""
-    added = plugins("hamu.methods", "method", TABLE) if points_of("hamu.methods") else {}
-    fields = MethodRow._fields
-    return [*TABLE.values(), *(MethodRow(*(getattr(c, f) for f in fields)) for c in added.values())]
+    rows = [*TABLE.values()]
+    for cls in plugins("hamu.methods", "method", TABLE).values():
+        rows.append(MethodRow(*(getattr(cls, field) for field in MethodRow._fields)))
+    return rows
 
 
 def method_classes(asked: str | None = None) -> dict[str, type[Method]]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hamu.core.gram import PairGram, Side
-from hamu.errors import HamuError
+from hamu.errors import HamuError, unknown
 
 OnInfeasible = Literal["stop", "clamp", "skip"]
 Criterion = Literal["aggregate", "any", "global", "off"]
@@ -52,8 +52,7 @@ class StoppingRule:
 
     def __post_init__(self) -> None:
         if self.criterion not in get_args(Criterion):
-            known = "aggregate, any, global or off"
-            raise HamuError(f"stopping criterion {self.criterion!r} is unknown; choose {known}")
+            raise unknown("stopping criterion", self.criterion, get_args(Criterion))
         if not self.margin >= 0:
             raise HamuError(f"stopping margin {self.margin} is negative; use 0 or more")
         if self.patience < 1 or self.window < 1:

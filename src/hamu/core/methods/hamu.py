@@ -35,7 +35,7 @@ from hamu.core.methods.base import (
     Weights,
     ratio,
 )
-from hamu.errors import HamuError
+from hamu.errors import HamuError, unknown
 
 ConstraintMode = Literal["absolute", "relative"]
 _FLOAT64_EPS = torch.finfo(torch.float64).eps
@@ -55,56 +55,35 @@ class _Hamu(Method):
     stopping: StoppingRule | Criterion = "aggregate"
 
     def __post_init__(self) -> None:
-        mode, shares, radius = self.constraint_mode, self.distribution, self.radius
-        is_named = isinstance(shares, str)
-        for holds, message in (
-            (
-                isinstance(self.stopping, str | StoppingRule),
-                f"stopping {self.stopping!r} must be aggregate, any, global or off, or a "
-                f"StoppingRule",
-            ),
-            (
-                0 < _number(self.constraint) < math.inf,
-                f"constraint {self.constraint!r} must be a positive number: the loss change to "
-                f"demand per unit of learning rate (the paper uses 0.5)",
-            ),
-            (
-                mode in get_args(ConstraintMode),
-                f"constraint_mode {mode!r} is unknown; choose absolute or relative",
-            ),
-            (
-                mode != "relative" or _number(self.constraint) <= 1,
-                f"a relative constraint is a share of what is possible, in (0, 1]; got "
-                f"{self.constraint}",
-            ),
-            (
-                self.on_infeasible in get_args(OnInfeasible),
-                f"on_infeasible {self.on_infeasible!r} is unknown; choose stop, clamp or skip",
-            ),
-            (
-                radius == "gradient" or 0 < _number(radius) < math.inf,
-                f'radius {radius!r} must be positive (R/η), or "gradient"',
-            ),
-            (
-                not is_named or shares in ("norm_product", "uniform"),
+        for name, kind in (("constraint_mode", ConstraintMode), ("on_infeasible", OnInfeasible)):
+            if getattr(self, name) not in get_args(kind):
+                raise unknown(name, getattr(self, name), get_args(kind))
+        constraint, radius, shares = self.constraint, self.radius, self.distribution
+        if not 0 < _number(constraint) < math.inf:
+            raise HamuError(
+                f"constraint {constraint!r} must be a positive number: the loss change to demand "
+                f"per unit of learning rate (the paper uses 0.5)"
+            )
+        if self.constraint_mode == "relative" and constraint > 1:
+            raise HamuError(
+                f"a relative constraint is a share of what is possible, in (0, 1]; got {constraint}"
+            )
+        if radius != "gradient" and not 0 < _number(radius) < math.inf:
+            raise HamuError(f'radius {radius!r} must be positive (R/η), or "gradient"')
+        if not isinstance(shares, str):
+            object.__setattr__(self, "distribution", _checked_shares(shares))
+        elif shares not in ("norm_product", "uniform"):
+            raise HamuError(
                 f"distribution {shares!r} is unknown; choose norm_product, uniform or give one "
-                f"share per block",
-            ),
-            (
-                is_named or _are_shares(shares),
-                "the shares of the constraint must be finite, non-negative and not all zero",
-            ),
-        ):
-            if not holds:
-                raise HamuError(message)
+                f"share per block"
+            )
         _ = self.stopping_rule  # checks the criterion's name now, not at the first step
-        if not is_named:
-            object.__setattr__(self, "distribution", tuple(shares))
 
     @property
     def stopping_rule(self) -> StoppingRule:
         """The rule behind `stopping`."""
-        return StoppingRule(self.stopping) if isinstance(self.stopping, str) else self.stopping
+        rule = self.stopping
+        return rule if isinstance(rule, StoppingRule) else StoppingRule(rule)
 
     constrained: ClassVar[Side]
 
@@ -230,11 +209,13 @@ class _Hamu(Method):
         return (reach * gram.sin).sum()
 
 
-def _are_shares(values: object) -> bool:
-    if not isinstance(values, Iterable):
-        return False
-    shares = [_number(share) for share in values]
-    return all(0 <= share < math.inf for share in shares) and sum(shares) > 0
+def _checked_shares(values: Iterable[float]) -> tuple[float, ...]:
+    shares = tuple(values) if isinstance(values, Iterable) else ()
+    if not (all(0 <= _number(one) < math.inf for one in shares) and sum(shares) > 0):
+        raise HamuError(
+            "the shares of the constraint must be finite, non-negative and not all zero"
+        )
+    return shares
 
 
 def _number(value: object) -> float:
