@@ -62,7 +62,6 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path):
         "--num_train_epochs 2 --output_dir unlearned"
     )
     assert "forget 131 images (class 3), retain 1307, by hamu-q" in out
-    assert re.search(r"peak memory 0\.\d\d GB|peak memory [1-9]\d?\.\d\d GB", out)
     assert "steps: 22 taken, 0 not taken; the run ended at step 22 because all" in out
     run = tmp_path / "unlearned"
     files = ".hamu config.yaml evaluation.json inputs.json layers.jsonl model record.json record.md"

@@ -119,35 +119,6 @@ def test_batchnorm_statistics_stay_and_its_weights_move(model, trainer_of):
     assert not torch.equal(before["2.running_mean"], model.state_dict()["2.running_mean"])
 
 
-@pytest.mark.parametrize(("method", "compared"), [("kl", "retain"), ("scrub", "forget")])
-def test_methods_that_compare_with_the_original_start_from_no_difference(
-    model, trainer_of, method, compared
-):
-    trainer = trainer_of(model, method=method, max_steps=1)
-    trainer.train()
-    assert lines(trainer)[0][f"{compared}_loss"] == pytest.approx(0, abs=1e-6)
-
-
-def test_a_resumed_run_compares_with_the_original_of_the_whole_one(model, trainer_of):
-    settings = {"method": "scrub", "max_steps": 8, "save_strategy": "steps", "save_steps": 3}
-    settings |= {"optim": "adamw_torch", "learning_rate": 1e-3}
-    resumed = copy.deepcopy(model)
-    trainer = trainer_of(model, **settings)
-    trainer.train()
-    again = trainer_of(resumed, **settings)
-    again.train(resume_from_checkpoint=f"{trainer.args.output_dir}/checkpoint-3")
-    assert torch.equal(weights(model), weights(resumed))
-    assert again.pair.state_dict() == trainer.pair.state_dict()
-    assert again.steps_taken == trainer.steps_taken == 8
-
-
-def test_a_constraint_that_cannot_be_met_at_the_first_step_is_an_error(model, trainer_of):
-    start = weights(model)
-    with pytest.raises(HamuError, match="no step can be taken: the constraint 50 cannot be met"):
-        trainer_of(model, constraint=50, constraint_mode="absolute").train()
-    assert torch.equal(weights(model), start)
-
-
 def test_a_constraint_that_cannot_be_met_at_a_later_step_ends_the_run(model, trainer_of):
     class Demands(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):

@@ -24,32 +24,23 @@ from hamu.unlearning.trainer.promise import (
 RATE = 0.1
 
 
-class Slopes(nn.Module):
+class Losses(nn.Module):
+    """Losses of both sides as functions of two weights."""
+
+    def __init__(self, retain, forget, start=0.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([start, 0.0], dtype=torch.float64))
+        self.of = {"retain": retain, "forget": forget}
+
+    def total(self, side, batch):
+        return self.of[side](self.w)
+
+
+def slopes(forget_bend=0.0, retain_bend=0.0):
     """The retain loss falls along one weight, the forget loss rises by 10 along another, bent."""
-
-    def __init__(self, forget_bend=0.0, retain_bend=0.0):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-        self.bends = {"forget": forget_bend, "retain": retain_bend}
-
-    def total(self, side, batch):
-        if side == "forget":
-            return 10.0 * self.w[1] - self.bends[side] * self.w[1] ** 2
-        return self.bends[side] * self.w[0] ** 2 - self.w[0]
-
-
-class Valley(nn.Module):
-    """½ curvature·w² for the retain loss, and a slope for the forget loss."""
-
-    def __init__(self, curvature):
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor([1.0, 0.0], dtype=torch.float64))
-        self.curvature = curvature
-
-    def total(self, side, batch):
-        if side == "forget":
-            return 0.01 * self.w[1]
-        return 0.5 * self.curvature * self.w[0] ** 2
+    return Losses(
+        lambda w: retain_bend * w[0] ** 2 - w[0], lambda w: 10.0 * w[1] - forget_bend * w[1] ** 2
+    )
 
 
 class Watched:
@@ -92,7 +83,7 @@ def test_a_step_is_held_to_the_demand_on_the_loss_as_it_is(correct_steps, share,
 
     Of the clipped gradient, of norm 1, a tenth of that is demanded.
     """
-    model = Slopes(forget_bend=10 * (1 - share) / RATE)
+    model = slopes(forget_bend=10 * (1 - share) / RATE)
     method = HamuQ(1.0, "relative", stopping="off")
     watched = Watched(model, method, correct_steps=correct_steps)
     assert watched.step() == (RATE, False)
@@ -104,7 +95,7 @@ def test_a_step_is_held_to_the_demand_on_the_loss_as_it_is(correct_steps, share,
 def test_a_step_that_was_undone_is_not_on_record():
     """-s + 100 s² is below zero from s = 0.01 down: first at a sixteenth of the first step."""
     method = HamuQ(0.1, "relative", stopping="off")
-    watched = Watched(Slopes(retain_bend=100.0), method, trust_region=True)
+    watched = Watched(slopes(retain_bend=100.0), method, trust_region=True)
     assert [watched.step()[1] for _ in range(5)] == [True] * 4 + [False]
     assert watched.watch.record.summary()["checked"] == 1
 
@@ -112,21 +103,17 @@ def test_a_step_that_was_undone_is_not_on_record():
 def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(monkeypatch):
     """Its passes are off by more than what a step of this length does, as with TF32 on a GPU."""
 
-    class Rounded(Slopes):
-        error = 5.0
-
-        def total(self, side, batch):
-            return super().total(side, batch) + self.error
+    error = [5.0]
 
     @contextmanager
     def exact():
-        model.error, error = 0.0, model.error
+        error.append(0.0)
         yield
-        model.error = error
+        error.pop()
 
     monkeypatch.setattr("hamu.unlearning.trainer.promise.rounds_to_tf32", lambda model: True)
     monkeypatch.setattr("hamu.unlearning.trainer.promise.without_tf32", exact)
-    model = Rounded()
+    model = Losses(lambda w: error[-1] - w[0], lambda w: error[-1] + 10.0 * w[1])
     watched = Watched(model, HamuQ(1.0, "relative", stopping="off"))
     assert not watched.step()[1]
     assert watched.watch.figures["realised_forget_change"] == pytest.approx(10 * RATE, rel=1e-4)
@@ -140,7 +127,7 @@ def test_the_radius_settles_where_the_curvature_says(curvature):
     A step is η·0.01 long, of which at least 0.9 against g_r. So rates over 2/0.009 are undone,
     those over (2 - 2/4)/0.01 shrink, and none below (2 - 2·3/4)/0.01 is ever shrunk at first.
     """
-    model = Valley(curvature)
+    model = Losses(lambda w: 0.5 * curvature * w[0] ** 2, lambda w: 0.01 * w[1], start=1.0)
     method = HamuU(0.9, constraint_mode="relative", stopping="off")
     settings = {"trust_region": True, "trust_region_growth": 1e6, "max_grad_norm": None}
     watched = Watched(model, method, rate=1000.0, **settings)

@@ -34,7 +34,7 @@ from hamu.unlearning.record import write_model_card, write_record
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
-from hamu.unlearning.trainer.logs import ProgressBar, StepLog, kept_open, peak_memory, silent
+from hamu.unlearning.trainer.logs import ProgressBar, StepLog, kept_open, silent
 from hamu.unlearning.trainer.promise import describe
 from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
 from hamu.unlearning.trainer.sides import first_not_finite_loss, set_figures
@@ -268,7 +268,7 @@ def _finish(
             settings=recorded_settings(task.settings),
             inputs=inputs,
         )
-    lines = (*_outcome(trainer), peak_memory(trainer.args.device))
+    lines = tuple(_outcome(trainer))
     return Unlearned(folder.path, evaluation, merge_failure=failure, lines=lines)
 
 

@@ -6,17 +6,14 @@ import copy
 import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import datasets
-import torch
 from rich import progress as bars
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TextColumn
@@ -147,24 +144,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def print_lines(trainer: Trainer, given: Collection[Any]) -> None:
-    """Let a trainer print a line per step, unless its user has chosen among these callbacks."""
-    for one in trainer.callback_handler.callbacks:
-        if type(one) in _PRINTERS and one not in given and type(one) not in given:
-            one.on_log = partial(_print_line, one)
-
-
-def _print_line(
-    printer: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
-) -> None:
-    figures = figures_line({name.removeprefix("eval_"): value for name, value in logs.items()})
-    if state.is_world_process_zero and figures:
-        bar = getattr(printer, "training_bar", None)
-        write = print if bar is None else bar.write  # above the bar
-        kind = "" if "taken" in logs else "evaluated  "
-        write(f"step {state.global_step}/{state.max_steps}  {kind}{figures}")
-
-
 def silence(trainer: Trainer) -> None:
     """Remove progress bar and printed figures from a trainer; a user's own subclasses stay."""
     trainer.args.disable_tqdm = True
@@ -178,17 +157,6 @@ def silent() -> Console:
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
     return Console(quiet=True)
-
-
-def peak_memory(device: torch.device) -> str:
-    """The peak memory of this process: on the GPU if its run is on one, else resident."""
-    if device.type == "cuda":
-        return f"peak memory {torch.cuda.max_memory_allocated() / 1e9:.2f} GB on the device"
-    import resource  # which Windows lacks
-
-    unit = 1024 if sys.platform == "linux" else 1  # macOS counts in bytes
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return f"peak memory {peak / 1e9:.2f} GB"
 
 
 def figures_line(logs: Mapping[str, Any]) -> str:

@@ -92,7 +92,6 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        self._written = 0  # step of the last one
 
     def path(self, step: int) -> Path:
         """Place of the checkpoint of a step."""
@@ -122,7 +121,6 @@ class Checkpoints:
         finally:
             if is_main() and staged is not None:
                 shutil.rmtree(staged, ignore_errors=True)
-        self._written = step
         barrier()
 
     def _stage(self) -> str:
@@ -131,37 +129,30 @@ class Checkpoints:
             shutil.rmtree(left)
         return tempfile.mkdtemp(dir=self._folder, prefix=f".{CHECKPOINT}")
 
-    def limit(self, most: int | None, best: str | None) -> None:
-        """Remove the oldest beyond `save_total_limit`; the newest and the best stay, and count."""
+    def limit(self, most: int | None, *kept: str | None) -> None:
+        """Remove the oldest beyond `save_total_limit`; those to be kept stay, and count."""
         if not most or most < 0 or not is_main():
             return
-        ours = [(step <= self._written, step, path) for step, path in self._found(ours=True)]
-        names = [path.name for *_, path in sorted(ours)]  # first those of an earlier run
-        protected = {names[-1], Path(best or "").name}
-        removable = [name for name in names if name not in protected]
+        names = [path.name for _, path in self._found(ours=True)]
+        removable = [name for name in names if name not in {Path(one or "").name for one in kept}]
         for name in removable[: max(0, len(names) - most)]:
             remove_whole(self._folder / name)
 
-    def newest(self) -> tuple[Path | None, list[str]]:
-        """Newest whole checkpoint, None if there is none; and the damage of each newer one."""
+    def newest(self) -> Path | None:
+        """Newest whole checkpoint, None if there is none; damaged ones above it are removed."""
 
-        def find() -> tuple[Path | None, list[str]]:
-            damages: list[str] = []
-            for _, path in reversed(self._found()):
+        def find() -> Path | None:
+            ours = self._found(ours=True)
+            for step, path in reversed(self._found()):
                 damage = damage_of(path)
                 if damage is None:
-                    return path, damages
-                damages.append(f"{path} is damaged: {damage}")
-            return None, damages
+                    return path
+                _logger.warning("%s is damaged: %s; it is skipped", path, damage)
+                if (step, path) in ours:
+                    remove_whole(path)
+            return None
 
         return from_main(find)
-
-    def remove_after(self, path: Path | None) -> None:
-        """Remove the checkpoints newer than this one, without one all; other programs' stay."""
-        step = -1 if path is None else int(path.name.removeprefix(CHECKPOINT))
-        for newer, found in self._found(ours=True):
-            if newer > step:
-                remove_whole(found)
 
     def _found(self, *, ours: bool = False) -> list[tuple[int, Path]]:
         """Step and folder of each, oldest first; of other programs have files and no manifest."""
@@ -242,15 +233,11 @@ class ResumableTrainer(Trainer):
         """
         checkpoint: Any = resume_from_checkpoint
         if checkpoint is True or checkpoint == "newest":
-            checkpoint, damages = self.checkpoints.newest()
+            checkpoint = self.checkpoints.newest()
             if checkpoint is None and resume_from_checkpoint is True:
                 raise HamuError(
                     f"there is no whole checkpoint in {self.args.output_dir}; start the run anew"
                 )
-            if is_main():
-                for damage in damages:
-                    _logger.warning("%s; it is skipped", damage)
-                self.checkpoints.remove_after(checkpoint)
         elif checkpoint and (damaged := damage_of(Path(checkpoint))):
             raise HamuError(
                 f"the checkpoint {checkpoint} is damaged: {damaged}; resume from an older one"
@@ -400,7 +387,8 @@ class ResumableTrainer(Trainer):
             if is_main():
                 state.save_to_json(str(folder / TRAINER_STATE))
         self._saved_step = state.global_step
-        self.checkpoints.limit(self.args.save_total_limit, state.best_model_checkpoint)
+        newest = str(self.checkpoints.path(state.global_step))
+        self.checkpoints.limit(self.args.save_total_limit, newest, state.best_model_checkpoint)
 
     def _restoring(self, checkpoint: object) -> AbstractContextManager[None]:
         """Name a checkpoint that is whole, but of another model or version."""

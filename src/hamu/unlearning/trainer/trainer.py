@@ -48,7 +48,7 @@ from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
 from hamu.unlearning.goals import ALL_DONE, AnyPredictions, Standing, StopReason
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.trainer.config import UnlearnConfig
-from hamu.unlearning.trainer.logs import print_lines, silence
+from hamu.unlearning.trainer.logs import silence
 from hamu.unlearning.trainer.promise import StepWatch
 from hamu.unlearning.trainer.resumable import ResumableTrainer, run_state_of, set_up_layers
 from hamu.unlearning.trainer.sides import (
@@ -75,8 +75,6 @@ _SAVED = (
 
 class UnlearnTrainer(ResumableTrainer):
     """Unlearn the forget set from a model; a run resumes as `ResumableTrainer` describes.
-
-    It prints a line per logged step; `state.log_history`, callbacks and trackers get all figures.
 
     Args:
         model: a Hugging Face model, or any module that maps pixel values to logits; changed in
@@ -146,7 +144,6 @@ class UnlearnTrainer(ResumableTrainer):
         self.goal_run = GoalRun(self, retain_dataset, retain_predictions)
         if args.auto and args.max_steps <= 0:
             args.max_steps = steps_of_a_run(args, len(pairs), self.global_batch)
-        print_lines(self, kwargs.get("callbacks") or [])
         if self.optimizer is not None:  # one that was given
             check_steps_all(self.optimizer, self.pair)
         if self._is_split or args.shard:
