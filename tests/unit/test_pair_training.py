@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import collect, flat
+from helpers import flat
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
@@ -108,68 +108,47 @@ def test_a_compiled_model_takes_the_steps_of_the_model_by_the_same_names():
     found = []
     for compiled in (False, True):
         model = make_model()
-        torch.manual_seed(1)
         forward = torch.compile(model, backend="aot_eager") if compiled else model
-        pair = PairedGradients(forward, HamuQ(0.5, constraint_mode="relative", stopping="off"))
+        pair = PairedGradients(forward, METHOD)
         optimizer = torch.optim.SGD(forward.parameters(), lr=0.1)
-        for _ in range(3):
-            for side, inputs in zip(SIDES, torch.randn(2, 5, 6, dtype=torch.float64), strict=True):
+        for t in range(3):
+            draw = torch.Generator().manual_seed(t)
+            for side in SIDES:
+                inputs = torch.randn(5, 6, dtype=torch.float64, generator=draw)
                 with getattr(pair, side)():
                     forward(inputs).square().mean().backward()
             pair.combine()
             optimizer.step()
-            optimizer.zero_grad()
-        found.append((pair.block_names, [*model.parameters()]))
+        found.append((pair.block_names, flat(model.parameters())))
     assert found[0][0] == found[1][0]
-    assert all(torch.equal(p, q) for p, q in zip(found[0][1], found[1][1], strict=True))
+    assert torch.equal(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 @pytest.mark.parametrize("loss_scale", [2.0**16, 1000.0])
 def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):
-    plain, scaled = make_model(), make_model()
-    scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale, growth_interval=2)
-    pairs = [
-        PairedGradients(model, METHOD, max_grad_norm=max_grad_norm) for model in (plain, scaled)
-    ]
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in (plain, scaled)]
-    for t in range(4):
-        collect_both(pairs[0], plain, t)
-        ours = pairs[0].combine()
-        optimizers[0].step()
-        collect_both(pairs[1], scaled, t, scale=scaler.scale)
-        theirs = pairs[1].combine(scaler)
-        scaler.step(optimizers[1])
-        scaler.update()
-        torch.testing.assert_close(ours.gram.dot, theirs.gram.dot, rtol=1e-6, atol=1e-12)
-        after = [flat(model.parameters()) for model in (plain, scaled)]
-        torch.testing.assert_close(*after, rtol=0, atol=1e-6)
+    loss_scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale, growth_interval=2)
+    found = []
+    for scaler in (torch.amp.GradScaler("cpu", enabled=False), loss_scaler):
+        model, steps = make_model(), []
+        pair = PairedGradients(model, METHOD, max_grad_norm=max_grad_norm)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for t in range(4):
+            collect_both(pair, model, t, scale=scaler.scale)
+            dots = pair.combine(scaler).gram.dot
+            scaler.step(optimizer)
+            scaler.update()
+            steps.append(torch.cat([dots, flat(model.parameters())]))
+        found.append(torch.stack(steps))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
     assert scaler.get_scale() == 4 * loss_scale
 
 
 @pytest.mark.parametrize("offload", ["none", "bf16"])
-@pytest.mark.parametrize("side", [0, 1])
-def test_an_overflow_makes_the_scaler_skip_and_lower_its_scale(side, offload):
+def test_a_scaler_that_gets_only_its_own_steps_goes_through_a_row_of_infeasible_ones(offload):
+    """The loop of docs/loop.md; of one that overflows it lowers its scale."""
     model = make_model()
     pair = PairedGradients(model, METHOD, offload_grads=offload)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    before = flat(model.parameters())
-    for i, context in enumerate((pair.retain, pair.forget)):
-        with context():
-            (scaler.scale(loss(model, i)) * (math.inf if i == side else 1.0)).backward()
-    assert pair.combine(scaler).decision == "skip"
-    scaler.step(optimizer)
-    scaler.update()
-    assert scaler.get_scale() == 512.0
-    assert torch.equal(flat(model.parameters()), before)
-    assert not optimizer.state
-
-
-def test_a_scaler_that_gets_only_its_own_steps_goes_through_a_row_of_infeasible_ones():
-    """The loop of docs/loop.md."""
-    model = make_model()
-    pair = PairedGradients(model, METHOD)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     decisions = []
@@ -193,32 +172,15 @@ def test_a_scaler_that_gets_only_its_own_steps_goes_through_a_row_of_infeasible_
     ]
 
 
-@pytest.mark.parametrize("kind", ["dropped", "as retain loss", "on top"])
-def test_another_loss_counts_where_docs_say_so(kind):
-    def penalty(model):
-        return sum(p.square().sum() for p in model.parameters())
-
+def test_a_gradient_from_outside_both_contexts_is_dropped():
     model = make_model()
     plain, pair = (PairedGradients(model, METHOD, max_grad_norm=None) for _ in range(2))
     collect_both(plain, model)
     plain.combine()
     expected = [p.grad.clone() for p in model.parameters()]
-    if kind == "dropped":
-        penalty(model).backward()
-    with pair.forget():
-        loss(model, 1).backward()
-    with pair.retain():
-        loss(model, 0).backward()
-        if kind == "as retain loss":
-            penalty(model).backward()
-    step = pair.combine()
-    if kind == "as retain loss":
-        direct = torch.autograd.grad(loss(model, 0) + penalty(model), list(model.parameters()))
-        assert step.gram.retain_sq.sum().item() == pytest.approx(flat(direct).square().sum().item())
-        return
-    if kind == "on top":
-        penalty(model).backward()
-        expected = [e + 2 * p.detach() for e, p in zip(expected, model.parameters(), strict=True)]
+    sum(p.square().sum() for p in model.parameters()).backward()
+    collect_both(pair, model)
+    pair.combine()
     torch.testing.assert_close([p.grad for p in model.parameters()], expected)
 
 
@@ -242,9 +204,8 @@ def test_a_model_of_mixed_precisions_is_combined_in_each_ones_own():
     pair = PairedGradients(model, METHOD)
     for context in (pair.retain, pair.forget):
         with context():
-            model[2](
-                model[1](model[0](torch.randn(8, 6))).bfloat16()
-            ).float().exp().sum().backward()
+            hidden = model[1](model[0](torch.randn(8, 6))).bfloat16()
+            model[2](hidden).float().exp().sum().backward()
     assert pair.combine().decision == "step"
     assert [p.grad.dtype for p in model.parameters()] == [torch.float32] * 2 + [torch.bfloat16] * 2
     assert all(p.grad.abs().sum() > 0 for p in model.parameters())
@@ -291,11 +252,15 @@ def offloaded(method, place, order=SIDES, passes=1, clip=1.0):
             with getattr(pair, side)():
                 (model.loss(2 * turn + (side == "forget")) / passes).backward()
     step = pair.combine()
-    return [p.grad for p in pair.parameters], step
+    return [p.grad for p in pair.parameters], step.gram
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-@pytest.mark.parametrize("order", [SIDES, SIDES[::-1]])
+both_orders = pytest.mark.parametrize("order", [SIDES, SIDES[::-1]])
+each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+
+
+@each_method
+@both_orders
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("piece", [50, 1 << 18])
 def test_with_offload_to_host_memory_the_step_is_the_same(
@@ -305,18 +270,18 @@ def test_with_offload_to_host_memory_the_step_is_the_same(
     monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda *devices: piece)
     found, put = offloaded(method, "cpu", order, passes)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(put.gram.dot, whole.gram.dot, rtol=1e-12, atol=0)
+    torch.testing.assert_close(put.dot, whole.dot, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
-@pytest.mark.parametrize("order", [SIDES, SIDES[::-1]])
+@each_method
+@both_orders
 def test_with_offload_to_half_precision_the_error_is_as_stated(monkeypatch, method, order):
     expected, whole = offloaded(method, "none", order, clip=None)
     found, put = offloaded(method, "bf16", order, clip=None)
-    assert not torch.equal(put.gram.dot, whole.gram.dot), "something must have been rounded"
+    assert not torch.equal(put.dot, whole.dot), "something must have been rounded"
     # every entry is off by 2^-8 at most, so a product by the product of their sizes times that
-    bound = 2**-8 * (whole.gram.retain_sq * whole.gram.forget_sq).sqrt()
-    assert ((put.gram.dot - whole.gram.dot).abs() <= bound).all()
+    bound = 2**-8 * (whole.retain_sq * whole.forget_sq).sqrt()
+    assert ((put.dot - whole.dot).abs() <= bound).all()
     assert (flat(found) - flat(expected)).norm() <= 0.05 * flat(expected).norm()
     assert [(g.dtype, g.shape) for g in found] == [(g.dtype, g.shape) for g in expected]
     monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda *devices: 50)
@@ -333,18 +298,15 @@ def test_only_the_side_that_waits_is_rounded():
 
 
 def test_settings_that_exclude_each_other_are_refused():
-    with pytest.raises(
-        HamuError, match="offload_grads 'disk' is unknown; choose one of none, bf16, cpu"
-    ):
+    message = "offload_grads 'disk' is unknown; choose one of none, bf16, cpu"
+    with pytest.raises(HamuError, match=message):
         PairedGradients(Net(), METHOD, offload_grads="disk")
     pair = PairedGradients(Net(), METHOD, offload_grads="bf16")
-    for side in SIDES:
-        collect(pair, side, [torch.ones_like(p) for p in pair.parameters])
     with pytest.raises(HamuError, match=r"keep 'retain' must be a collection of sides"):
         pair.combine(keep="retain")
-    with pytest.raises(HamuError, match="offload_grads needs both whole gradients in each process"):
-        pair.use(SimpleNamespace(is_whole=False))
     with pytest.raises(HamuError, match="keep needs both whole gradients in each process"):
         pair.combine(keep=("retain",))
+    with pytest.raises(HamuError, match="offload_grads needs both whole gradients in each process"):
+        pair.use(SimpleNamespace(is_whole=False))
     with pytest.raises(HamuError, match="trust_region needs both whole gradients in each process"):
         UnlearnConfig(output_dir="unused", offload_grads="cpu", trust_region=True)
