@@ -80,21 +80,17 @@ def test_without_correction_adamw_breaks_the_promise_and_plain_sgd_does_not():
         assert not guard.taken.corrected.any()
 
 
-def test_the_demand_is_the_methods_times_the_learning_rate():
-    for guard, step, *_ in run(relative(HamuQ), "sgd"):
-        constraint = step.weights.constraint
-        expected = 1e-2 * constraint.fraction * constraint.radius * step.gram.forget_norm
-        torch.testing.assert_close(guard.taken.demand, expected)
-
-
-def test_no_more_is_demanded_than_the_radius_allows():
+@pytest.mark.parametrize("demand", [0.5, 1e3])
+def test_the_demand_is_the_methods_times_the_rate_and_no_more_than_the_radius_allows(demand):
     """Else the guard would push a clamped step beyond its radius."""
-    clamping = HamuQ(1e3, on_infeasible="clamp", stopping="off")
-    for guard, step, *_ in run(clamping, "sgd"):
-        constraint = step.weights.constraint
-        assert not constraint.feasible
-        assert guard.taken.demand.sum().item() == pytest.approx(1e-2 * constraint.max_demand.item())
-        assert (guard.taken.lengths <= 1e-2 * constraint.radius * (1 + 1e-6)).all()
+    clamping = HamuQ(demand, on_infeasible="clamp", stopping="off")
+    for guard, step, *_ in run(clamping, "sgd", steps=3):
+        constraint, taken = step.weights.constraint, guard.taken
+        fraction = constraint.fraction.clamp(max=1)
+        expected = 1e-2 * fraction * constraint.radius * step.gram.forget_norm
+        torch.testing.assert_close(taken.demand, expected)
+        assert (fraction == 1).all() or demand < 1e3
+        assert (taken.lengths <= 1e-2 * constraint.radius * (1 + 1e-6)).all()
 
 
 @both_variants
@@ -110,16 +106,20 @@ def test_the_scale_of_a_loss_scaler_is_no_part_of_a_step(variant):
     assert corrected
 
 
-def test_a_step_that_is_lost_in_the_weights_own_rounding_is_pushed_until_it_shows():
-    """Steps of 1e-5 change no float32 number of 1000, whose last digit is 6e-5."""
+def guarded_ones(lr):
+    """A pair with both gradients 1, an optimizer, a guard."""
     ones = [torch.ones(64)]
     pair = PairedGradients(Holder(ones), relative(HamuQ))
-    with torch.no_grad():
-        pair.parameters[0].fill_(1000.0)
-    optimizer = torch.optim.SGD(pair.parameters, lr=1.6e-4)
-    guard = StepGuard(pair, optimizer)
-    collect(pair, "retain", ones)
-    collect(pair, "forget", ones)
+    optimizer = torch.optim.SGD(pair.parameters, lr=lr)
+    for side in SIDES:
+        collect(pair, side, ones)
+    return pair, optimizer, StepGuard(pair, optimizer)
+
+
+def test_a_step_that_is_lost_in_the_weights_own_rounding_is_pushed_until_it_shows():
+    """Steps of 1e-5 change no float32 number of 1000, whose last digit is 6e-5."""
+    pair, optimizer, guard = guarded_ones(lr=1.6e-4)
+    pair.parameters[0].data.fill_(1000.0)
     with guard.around(pair.combine(keep=guard.keep)):
         optimizer.step()
     assert guard.taken.corrected.all()
@@ -177,19 +177,12 @@ def test_whole_model_blocks_and_undo():
 
 def test_a_step_that_is_not_taken_leaves_the_weights():
     for guard, step, before, after in run(HamuQ(1e9, on_infeasible="skip"), "sgd", steps=2):
-        assert step.decision == "skip"
-        assert step.kept == {}
-        assert guard.taken.gain is None
+        assert (step.decision, step.kept, guard.taken.gain) == ("skip", {}, None)
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
 def test_a_step_that_kept_nothing_is_refused_before_the_weights_move():
-    ones = [torch.ones(3)]
-    pair = PairedGradients(Holder(ones), relative(HamuQ))
-    optimizer = torch.optim.SGD(pair.parameters, lr=0.1)
-    guard = StepGuard(pair, optimizer)
-    for side in SIDES:
-        collect(pair, side, ones)
+    pair, optimizer, guard = guarded_ones(lr=0.1)
     step = pair.combine()
     message = r"has not kept what the guard needs; call pair\.combine\(keep=guard\.keep\)"
     with pytest.raises(HamuError, match=message), guard.around(step):

@@ -16,9 +16,13 @@ def model():
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
 
 
+def pair_of(model):
+    return PairedGradients(model, HamuQ(0.3, **RELATIVE))
+
+
 @pytest.fixture
 def pair(model):
-    return PairedGradients(model, HamuQ(0.3, **RELATIVE))
+    return pair_of(model)
 
 
 def loss(model, seed):
@@ -36,20 +40,12 @@ def passed(pair, model, *passes):
 
 
 def assert_clean(pair, model):
-    """Nothing is left over: the pair starts anew and gives what a fresh pair gives."""
+    """Nothing is left over: the pair gives what a fresh pair gives."""
     assert all(p.grad is None for p in pair.parameters)
-    results = []
-    for each in (pair, PairedGradients(model, pair.method)):
-        results.append(passed(each, model, ("retain", 8), ("forget", 9))[1])
-        each.discard()
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_a_model_on_the_meta_device_is_refused():
-    with torch.device("meta"):
-        model = nn.Linear(3, 2)
-    with pytest.raises(HamuError, match="weight is complex or on the meta device"):
-        PairedGradients(model, HamuQ())
+    both = (("retain", 8), ("forget", 9))
+    found, expected = (passed(one, model, *both)[1] for one in (pair, pair_of(model)))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    pair.discard()
 
 
 def test_several_passes_of_a_side_equal_one_pass_on_the_sum(model, pair):
@@ -80,14 +76,6 @@ def test_a_missing_side_is_named(model, method):
         pair.combine()
 
 
-@pytest.mark.parametrize(("name", "side", "sign"), [("ft", "retain", 1), ("ga", "forget", -1)])
-def test_a_method_of_one_side_needs_only_that_one(model, name, side, sign):
-    pair = PairedGradients(model, build_method(name), max_grad_norm=None)
-    _, found = passed(pair, model, (side, 1))
-    expected = torch.autograd.grad(loss(model, 1), list(model.parameters()))
-    torch.testing.assert_close(found, [sign * g for g in expected])
-
-
 @pytest.mark.parametrize("sides", [("retain",), ("retain", "forget")])
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
 def test_weights_changed_after_a_pass_make_its_gradient_stale(model, pair, make, sides):
@@ -99,7 +87,7 @@ def test_weights_changed_after_a_pass_make_its_gradient_stale(model, pair, make,
                 optimizer.step()
     message = f"weights changed after the {' and '.join(sides)} gradient was collected, .* stale"
     with pytest.raises(HamuError, match=message):
-        passed(pair, model, *((side, 1) for side in ("forget",) if side not in sides))
+        pair.combine() if len(sides) == 2 else passed(pair, model, ("forget", 1))
     assert_clean(pair, model)
 
 
@@ -114,14 +102,8 @@ def test_a_context_without_backward_is_an_error(model, pair):
 def test_an_exception_inside_a_context_leaves_a_clean_state(model, pair, side):
     with pair.retain():
         loss(model, 1).backward()
-
-    def interrupted():
-        with getattr(pair, side)():
-            loss(model, 2).backward()
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        interrupted()
+    with pytest.raises(ZeroDivisionError), getattr(pair, side)():
+        (loss(model, 2) / (1 // 0)).backward()
     assert_clean(pair, model)
 
 
@@ -212,20 +194,17 @@ def test_a_parameter_that_no_side_uses_keeps_no_gradient(method, blocks):
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 def test_a_block_that_only_one_side_uses_follows_the_objective_alone(method):
-    """With R = η‖g_o‖ = 0 the constrained side alone cannot move a block."""
+    """With R = η‖g_o‖ = 0 the constrained side alone cannot move a block; with a fixed R it does."""
     retain, forget = [vector(3, 4), None, vector(1, 0)], [None, vector(5, 12), vector(0, 1)]
-    step, grads = combine(method(0.3, **RELATIVE), retain, forget, max_grad_norm=None)
-    assert step.decision == "step"
+    _, grads = combine(method(0.3, **RELATIVE), retain, forget, max_grad_norm=None)
     expected = [retain[0], 0 * forget[1]] if method is HamuQ else [0 * retain[0], -forget[1]]
     assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=False))
     assert grads[2].norm() == pytest.approx(1.0)
-
-
-def test_with_a_fixed_radius_a_block_of_the_constrained_side_alone_meets_its_part():
-    method = HamuQ(0.3, radius=2.0, **RELATIVE)
-    _, grads = combine(method, [vector(3, 4), None], [None, vector(5, 12)], max_grad_norm=None)
-    torch.testing.assert_close(grads[0], 2 * vector(3, 4) / 5)
-    torch.testing.assert_close(grads[1], -0.3 * 2 * vector(5, 12) / 13)
+    fixed = method(0.3, radius=2.0, **RELATIVE)
+    _, grads = combine(fixed, retain[:2], forget[:2], max_grad_norm=None)
+    shares = (1, 0.3) if method is HamuQ else (0.3, 1)
+    torch.testing.assert_close(grads[0], shares[0] * 2 * vector(3, 4) / 5)
+    torch.testing.assert_close(grads[1], -shares[1] * 2 * vector(5, 12) / 13)
 
 
 @pytest.mark.parametrize("on_infeasible", ["stop", "skip"])

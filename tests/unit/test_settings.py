@@ -45,6 +45,7 @@ def test_shares_must_match_the_blocks():
 
 
 LINEAR, COMPLEX = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
+META = nn.Linear(2, 2, device="meta")
 MADE = r"is not a Method; pass an instance, such as HamuQ\(\)"
 
 
@@ -53,7 +54,7 @@ MADE = r"is not a Method; pass an instance, such as HamuQ\(\)"
     (LINEAR, HamuQ(), {"max_grad_norm": math.nan}, "max_grad_norm nan must be positive"),
     (LINEAR, HamuQ(), {"blocks": "layer"}, "blocks 'layer' is unknown; choose tensor, module, model, or give"),
     *((LINEAR, method, {}, MADE) for method in ("hamu-q", HamuQ, None)),
-    (COMPLEX, HamuQ(), {}, "^weight is complex or on the meta device"),
+    *((model, HamuQ(), {}, "^weight is complex or on the meta device") for model in (COMPLEX, META)),
     (nn.Linear(2, 2).requires_grad_(False), HamuQ(), {},
      "no trainable parameter; set requires_grad on those that may change"),
 ])  # fmt: skip
