@@ -127,12 +127,14 @@ def test_a_broken_metric_stops_a_run_before_it_begins(package, capsys, tmp_path,
         assert capsys.readouterr().err.startswith(f"hamu {command}: {message}")
 
 
-@pytest.mark.parametrize("kind", ["method", "objective"])
-def test_a_class_that_needs_more_than_settings_is_named(package, kind):
+@pytest.mark.parametrize(
+    ("kind", "build"), [("method", build_method), ("objective", build_objective)]
+)
+def test_a_class_that_needs_more_than_settings_is_named(package, kind, build):
     package(**{f"{kind}s": {"demanding": "their_metrics:Demanding"}})
     message = rf"the {kind} demanding of their_metrics cannot be made: TypeError: .*missing 1"
     with pytest.raises(HamuError, match=message):
-        {"method": build_method, "objective": build_objective}[kind]("demanding")
+        build("demanding")
 
 
 def test_a_methods_name_is_that_of_folders(package):
