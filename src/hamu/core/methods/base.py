@@ -90,21 +90,17 @@ class StoppingMemory:
         self, demand: float, clipped_demand: float, free_limit: float, some_demand_is_free: bool
     ) -> str:
         """Name the rule met and its figures; for the arguments see `ConstraintStatus`."""
-        rule, criterion = self.rule, str(self.rule.criterion)
-        criterion += f", margin {rule.margin:g}" if rule.margin else ""
-        criterion += f", mean of {rule.window} steps" if rule.window > 1 else ""
-        criterion += f", {rule.patience} steps in a row" if rule.patience > 1 else ""
         if not some_demand_is_free:
             return (
-                f"the demand {clipped_demand:.4g} has a price ({criterion}), and so has every "
-                f"smaller one: every further step must hurt"
+                f"the demand {clipped_demand:.4g} has a price ({self.rule.criterion}), and so has "
+                f"every smaller one: every further step must hurt"
             )
-        left = math.floor(100 * free_limit / (demand * (1.0 + rule.margin)))
+        left = math.floor(100 * free_limit / (demand * (1.0 + self.rule.margin)))
         return (
             f"the demand {clipped_demand:.4g} leaves no room below {free_limit:.4g}, the most that "
-            f"the gradients sustain for free ({criterion}); a demand small enough still gains on "
-            f"both sides: lower the constraint to {f'at most {left}%' if left else 'less than 1%'} "
-            f"of its value"
+            f"the gradients sustain for free ({self.rule.criterion}); a demand small enough still "
+            f"gains on both sides: lower the constraint to "
+            f"{f'at most {left}%' if left else 'less than 1%'} of its value"
         )
 
     def state_dict(self) -> dict[str, Any]:
