@@ -263,4 +263,6 @@ def test_a_setting_of_a_run_by_hand_makes_it_one(classes, tmp_path, saved_model,
     assert code == 0
     assert evaluation(tmp_path)["controller"] is None
     assert "allowed" not in out
-    assert "records are forgotten (losses" in out, "any run whose goal is known counts its records"
+    assert "records are forgotten by the goal" in out, (
+        "any run whose goal is known counts its records"
+    )

@@ -61,6 +61,17 @@ def signal_at(monkeypatch):
     return arm
 
 
+@pytest.fixture
+def broken(cli, saved_model, signal_at):
+    """Break a run off at the end of a step, by SIGTERM."""
+
+    def at(step, *more, model=saved_model, folder="run"):
+        signal_at(step, signal.SIGTERM)
+        assert cli(*settings(model, *more), "--output_dir", folder)[0] == 143
+
+    return at
+
+
 def settings(saved_model, *more):
     """Six steps in two epochs."""
     return (
@@ -219,18 +230,13 @@ def test_a_signal_before_a_step_was_taken_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_lost_its_best_or_only_checkpoint_goes_on(
-    cli, tmp_path, saved_model, whole, signal_at
-):
-    job = settings(saved_model, *BEST_OF_SAVED, "--max_steps", 9)
-    signal_at(5, signal.SIGTERM)
-    assert cli(*job, "--output_dir", "run")[0] == 143
+def test_a_run_that_lost_its_best_or_only_checkpoint_goes_on(cli, tmp_path, whole, broken):
+    broken(5, *BEST_OF_SAVED, "--max_steps", 9)
     shutil.rmtree(tmp_path / "run/checkpoint-2")
     assert resume(cli)[0] == 0
     found = json.loads((tmp_path / "run/evaluation.json").read_text())
     assert found["ended"].endswith("; the weights are the best ones, of step 6"), "which is there"
-    signal_at(2, signal.SIGTERM)
-    assert cli(*settings(saved_model, *GOAL), "--output_dir", "goal")[0] == 143
+    broken(2, *GOAL, folder="goal")
     shutil.rmtree(tmp_path / "goal/checkpoint-2")
     assert resume(cli, "goal")[0] == 0
     assert outcome(tmp_path / "goal") == whole(*GOAL)
@@ -247,12 +253,8 @@ def test_a_second_signal_ends_a_run_at_once(cli, saved_model, monkeypatch):
     assert "interrupted again; what was done since the last checkpoint is lost" in err
 
 
-def test_a_damaged_checkpoint_is_named_and_passed_over(
-    cli, tmp_path, saved_model, whole, signal_at, caplog
-):
-    signal_at(5, signal.SIGTERM)
-    more = (*EVERY_STEP, "--save_total_limit", "3")
-    assert cli(*settings(saved_model, *more), "--output_dir", "run")[0] == 143
+def test_a_damaged_checkpoint_is_named_and_passed_over(cli, tmp_path, whole, broken, caplog):
+    broken(5, *EVERY_STEP, "--save_total_limit", "3")
     run = tmp_path / "run"
     kept = sorted(p.name for p in run.glob("checkpoint-*"))
     assert kept == ["checkpoint-3", "checkpoint-4", "checkpoint-5"]
@@ -273,13 +275,10 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert not (run / ".checkpoint-abc").exists()
 
 
-def test_settings_of_a_run_stay_but_for_those_that_change_no_result(
-    cli, tmp_path, saved_model, signal_at
-):
+def test_settings_of_a_run_stay_but_for_those_that_change_no_result(cli, broken):
     none = "hamu unlearn: there is no run to resume in none: it has no config.yaml"
     assert resume(cli, "none")[2].startswith(none)
-    signal_at(2, signal.SIGTERM)
-    assert cli(*settings(saved_model), "--output_dir", "run")[0] == 143
+    broken(2)
     for more, message in [
         (("--learning_rate", "3"), "with learning_rate 0.1; leave out --learning_rate 3.0, or"),
         (("--method", "kl"), "with method hamu-q; leave out --method kl, or start a new run"),
@@ -296,12 +295,9 @@ def test_settings_of_a_run_stay_but_for_those_that_change_no_result(
     assert resume(cli, "run", *halves)[0] == 0
 
 
-def test_a_run_does_not_go_on_with_another_model_or_other_data(
-    cli, tmp_path, saved_model, signal_at
-):
+def test_a_run_does_not_go_on_with_another_model_or_other_data(cli, tmp_path, saved_model, broken):
     load_classifier(str(saved_model)).save_pretrained("model")
-    signal_at(2, signal.SIGTERM)
-    assert cli(*settings("model"), "--output_dir", "run")[0] == 143
+    broken(2, model="model")
     run = tmp_path / "run"
     log, inputs = (run / "steps.jsonl").read_bytes(), (run / "inputs.json").read_bytes()
     config = (run / "config.yaml").read_text()
@@ -335,11 +331,10 @@ def test_a_run_does_not_go_on_with_another_model_or_other_data(
 
 
 def test_a_folder_may_be_moved_and_a_run_be_interrupted_again(
-    cli, tmp_path, saved_model, whole, signal_at
+    cli, tmp_path, whole, broken, signal_at
 ):
     more = (*BEST_OF_EPOCHS, "--learning_rate", "0.3")
-    signal_at(4, signal.SIGTERM)
-    assert cli(*settings(saved_model, *more), "--output_dir", "run")[0] == 143
+    broken(4, *more)
     assert (tmp_path / "run/checkpoint-4").is_dir()
     # damaged, and newer: --save_total_limit 1 must not prefer it
     (tmp_path / "run/checkpoint-9").mkdir()
@@ -386,11 +381,8 @@ def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_o
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
-def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(
-    cli, tmp_path, saved_model, whole, signal_at
-):
-    signal_at(2, signal.SIGTERM)
-    assert cli(*settings(saved_model, *EVERY_STEP, *ADAM), "--output_dir", "run")[0] == 143
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(cli, tmp_path, whole, broken):
+    broken(2, *EVERY_STEP, *ADAM)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     # a quota: model files are larger, logs are not

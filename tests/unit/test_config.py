@@ -12,7 +12,7 @@ from hamu.unlearning.trainer import TrainConfig
 from hamu.unlearning.trainer.config import _say_once
 
 GOAL = {"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0}
-LASTING = {"lasting": True}
+LASTING, TWO = {"lasting": True}, {"processes": 2}
 SPLIT, SHARD, OFFLOAD = {"pairing": "split"}, {"shard": True}, {"offload_grads": "cpu"}
 NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at sequential"
 
@@ -73,27 +73,18 @@ def test_training_and_unlearning_refuse(settings, message):
         (GOAL | {"method": "gdiff"}, "method gdiff does not go with --auto; leave it out"),
         (LASTING | {"forget_objective": "npo"}, "forget_objective npo does not go with --lasting"),
         (LASTING | {"method": "ga"}, "lasting looks ahead in one process, with both gradients"),
+        (TWO | SHARD | SPLIT, "--shard cuts a model, both gradients and the optimizer's state"),
+        (TWO | SHARD | {"optim": "adafactor"}, "--shard cuts a model, both gradients and the opt"),
+        (TWO | SPLIT | {"method": "ga"}, "split pairing needs both sides, but ga has one; leave"),
+        (SPLIT | {"processes": 3}, "split pairing needs an even number of processes; there are 3"),
+        (TWO | SHARD | {"correct_steps": True}, f"correct_steps {NEEDS_BOTH}"),
+        (TWO | SPLIT | {"trust_region": True}, f"trust_region {NEEDS_BOTH}"),
+        (TWO | LASTING, "lasting looks ahead in one process, with both gradients; there are 2"),
     ],
 )
-def test_unlearning_refuses(settings, message):
-    with pytest.raises(HamuError, match="^" + re.escape(message)):
-        UnlearnConfig(output_dir="unused", **settings)
-
-
-@pytest.mark.parametrize(
-    ("processes", "settings", "message"),
-    [
-        (2, SHARD | SPLIT, "--shard cuts a model, both gradients and the optimizer's state over"),
-        (2, SHARD | {"optim": "adafactor"}, "--shard cuts a model, both gradients and the optim"),
-        (2, SPLIT | {"method": "ga"}, "split pairing needs both sides, but ga has one; leave"),
-        (3, SPLIT, "split pairing needs an even number of processes; there are 3"),
-        (2, SHARD | {"correct_steps": True}, f"correct_steps {NEEDS_BOTH}"),
-        (2, SPLIT | {"trust_region": True}, f"trust_region {NEEDS_BOTH}"),
-        (2, LASTING, "lasting looks ahead in one process, with both gradients; there are 2"),
-    ],
-)
-def test_several_processes_refuse(monkeypatch, processes, settings, message):
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
+def test_unlearning_refuses(monkeypatch, settings, message):
+    settings = dict(settings)
+    monkeypatch.setenv("WORLD_SIZE", str(settings.pop("processes", 1)))
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         UnlearnConfig(output_dir="unused", **settings)
 

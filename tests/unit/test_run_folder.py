@@ -86,22 +86,30 @@ def test_folders_that_were_made_for_nothing_go(tmp_path):
 
 BEGUN = {"config.yaml": {}, "inputs.json": INPUTS}
 OTHER = "choose another --output_dir, or replace it with --overwrite"
+FOREIGN = "which is not of a run; --overwrite only replaces runs, so choose another --output_dir$"
 
 
-@pytest.mark.parametrize(("given", "use"), [
-    (BEGUN, "an interrupted run; go on with it by hamu unlearn --resume --output_dir"),
-    (BEGUN | {"evaluation.json": {}}, "an interrupted run; .* unlearn"),
-    (BEGUN | {"inputs.json": {"training set": None}}, "an interrupted run; .* hamu train --resume"),
-    (BEGUN | {"record.json": {}}, f"a run; {OTHER}"),
-    ({"inputs.json": INPUTS}, f"a run; {OTHER}"),
-    ({"evaluation.json": {}}, f"a run; {OTHER}"),
-    ({"thesis.txt": ""}, r"thesis.txt, which is not of a run; .* choose another --output_dir$"),
+@pytest.mark.parametrize(("given", "use", "overwrite"), [
+    (BEGUN, "an interrupted run; go on with it by hamu unlearn --resume --output_dir", False),
+    (BEGUN | {"evaluation.json": {}}, "an interrupted run; .* unlearn", False),
+    (BEGUN | {"inputs.json": {"training set": None}}, "an interrupted run; .* hamu train", False),
+    (BEGUN | {"record.json": {}}, f"a run; {OTHER}", False),
+    ({"inputs.json": INPUTS}, f"a run; {OTHER}", False),
+    ({"evaluation.json": {}}, f"a run; {OTHER}", False),
+    ({"thesis.txt": ""}, f"thesis.txt, {FOREIGN}", False),
+    ({"checkpoint-500/optimizer.pt": "x", "runs/log": "x"}, f"checkpoint-500, {FOREIGN}", True),
+    ({"checkpoint-best/manifest.json": {}}, f"checkpoint-best, {FOREIGN}", True),
+    ({"model/best.pt": "x", "thesis.txt": "x"}, f"thesis.txt, {FOREIGN}", True),
+    ({"config.yaml": "lr: 1", "summary.json": {}, MARK: None}, f"config.yaml, {FOREIGN}", True),
+    ({"evaluation.json": {}, "report.html": "x", MARK: None}, f"evaluation.json, {FOREIGN}", True),
+    ({"model/best.pt": "x", MARK: None}, f"model, {FOREIGN}", True),
 ])  # fmt: skip
-def test_a_folder_that_is_taken_says_by_what_and_names_the_way_out(tmp_path, given, use):
-    fill(tmp_path / "out", given | {MARK: ""})
+def test_a_folder_that_is_taken_stays_as_it_is_and_says_by_what(tmp_path, given, use, overwrite):
+    marked = {name: text for name, text in ({MARK: ""} | given).items() if text is not None}
+    fill(tmp_path / "out", marked)
     before = contents(tmp_path)
     with pytest.raises(HamuError, match=f"/out .*holds {use}"):
-        RunFolder(tmp_path / "out")
+        RunFolder(tmp_path / "out", overwrite=overwrite)
     assert contents(tmp_path) == before
 
 
@@ -125,24 +133,6 @@ def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, ho
     with RunFolder(tmp_path / "out", **how) as folder:
         folder.write_text("steps.jsonl", "")
     assert names_in(tmp_path / "out") == ["steps.jsonl"]
-
-
-@pytest.mark.parametrize(("given", "named"), [
-    ({"checkpoint-500/optimizer.pt": "x", "runs/log": "x", MARK: ""}, "checkpoint-500"),
-    ({"checkpoint-best/manifest.json": {}, MARK: ""}, "checkpoint-best"),
-    ({"model/best.pt": "x", "thesis.txt": "x", MARK: ""}, "thesis.txt"),
-    ({"config.yaml": "lr: 1", "model/best.pt": "x", "summary.json": {"loss": 1}}, "config.yaml"),
-    ({"evaluation.json": {"accuracy": 0.9}, "report.html": "x"}, "evaluation.json"),
-    ({"model/best.pt": "x"}, "model"),
-])  # fmt: skip
-def test_what_no_run_has_left_outlives_an_overwrite(tmp_path, given, named):
-    fill(tmp_path / "out", given)
-    before = contents(tmp_path)
-    with pytest.raises(
-        HamuError, match=f"/out .*holds {named}, which is not of a run; --overwrite only replaces"
-    ):
-        RunFolder(tmp_path / "out", overwrite=True)
-    assert contents(tmp_path) == before
 
 
 def test_a_run_outlives_an_overwrite_until_there_is_a_file_to_put_in_its_place(begun):

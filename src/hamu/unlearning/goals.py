@@ -379,20 +379,10 @@ def goal_lines(goal: Mapping[str, Any]) -> list[str]:
     names = {"min": "lowest", "q25": "25 %", "median": "median", "q75": "75 %", "max": "highest"}
     losses = [f"{word} {after['loss_quantiles'][name]:.3g}" for name, word in names.items()]
     lines = [
-        f"{standing_line(after)}, by the goal {goal_name(goal)}{compared}; {goal['share']:.0%} "
-        f"wanted: {reached}",
+        f"{forgotten_words(goal)}{compared}; {goal['share']:.0%} wanted: {reached}",
         f"losses of the forget records: {', '.join(losses)}",
     ]
     if after["worst"]:
         worst = ", ".join(f"{one['loss']:.3g} of {one['target']:.3g}" for one in after["worst"])
         lines.append(f"furthest from being forgotten (loss of what is needed): {worst}")
     return lines
-
-
-def standing_line(standing: Mapping[str, Any]) -> str:
-    """Sentence about `Standing.figures`."""
-    low, mid, high = (standing["loss_quantiles"][name] for name in ("min", "median", "max"))
-    return (
-        f"{standing['forgotten']} of {standing['records']} records are forgotten "
-        f"(losses {low:.3g} to {high:.3g}, median {mid:.3g})"
-    )

@@ -25,7 +25,7 @@ from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MODEL, RECORD, file_digest, read_json
 from hamu.models import first_not_finite
 from hamu.models.storage import CannotMerge
-from hamu.unlearning.goals import standing_line
+from hamu.unlearning.goals import forgotten_words
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
@@ -296,7 +296,7 @@ def _outcome(trainer: UnlearnTrainer) -> Iterator[str]:
             f"{end['retain_loss']:.4g}, above the {guess:.2f} of guessing; lower --learning_rate "
             f"{rate:g}, or end such a run by --max_retain_loss"
         )
-    controller, goal = trainer.controller, trainer.goal_run.goal
+    controller = trainer.controller
     if controller is None:
         moves = [abs(end[f"{side}_loss"] - start[f"{side}_loss"]) for side in SIDES]
         may_warn = trainer.stop.kind == "all steps" and "forget" in trainer.sides
@@ -309,10 +309,9 @@ def _outcome(trainer: UnlearnTrainer) -> Iterator[str]:
         yield _best(trainer)
     elif controller.goal_sentence not in trainer.stop.text:
         yield controller.goal_sentence
-    after = trainer.standings().get("after")
-    if after is not None and goal is not None:
-        line = standing_line(after.figures())
-        yield f"{line}, by the goal {goal.kind}; whether that lasts: hamu attack"
+    goal = trainer.goal_run.figures(trainer.standings())
+    if goal is not None:
+        yield f"{forgotten_words(goal)}; whether that lasts: hamu attack"
     if trainer.promise is not None:
         yield describe(trainer.promise)
 
