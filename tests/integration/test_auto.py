@@ -13,7 +13,7 @@ from hamu.core.forward import predict_logits
 from hamu.data import forget_class, forget_rows, read_images, read_text
 from hamu.data.images import collate
 from hamu.evaluation import Predictions, predict
-from hamu.unlearning.goals import Goal, Reference
+from hamu.unlearning.goals import Goal
 from hamu.unlearning.lookahead import Lookahead
 
 SMALL = {"auto": True, "max_steps": 40, "per_device_train_batch_size": 64}
@@ -87,7 +87,7 @@ def test_records_end_with_the_losses_that_they_have_under_a_retain_model(model, 
     asked = {"goal": "retrained", "max_retain_increase": 0.5, "target_share": 0.5}
     trainer = by_goal(trainer_of, model, rows, retain_predictions=aim, **asked)
     assert trainer.stop.kind == "goal"
-    goal = Goal("retrained", 0.5, reference=Reference(aim.losses))
+    goal = Goal("retrained", 0.5, reference=aim)
     assert goal.standing(predicted(model, rows.forget)).share >= 0.5
 
 

@@ -141,13 +141,15 @@ def test_hamu_u_with_too_large_a_learning_rate_succeeds_with_a_trust_region(mode
     assert min(figures(trainer, "trust_scale")) < 1
 
 
-def test_a_step_that_was_undone_is_none_and_no_small_enough_step_ends_the_run(model, trainer_of):
+def test_a_step_that_was_undone_is_none_and_no_small_enough_step_ends_the_run(
+    model, trainer_of, monkeypatch
+):
     trainer = trainer_of(model, learning_rate=1e4, max_steps=3, trust_region=True)
     trainer.train()
     assert trainer.steps_skipped > 0
     assert sum(figures(trainer, "taken")) == trainer.steps_taken
     trainer = trainer_of(model, learning_rate=1e4, max_steps=3, trust_region=True)
-    trainer.watch.trust._least = 0.5
+    monkeypatch.setattr(promise, "LEAST_SCALE", 0.5)
     trainer.train()
     assert (trainer.steps_taken, trainer.state.global_step) == (0, 1)
     assert trainer.stop == StopReason(

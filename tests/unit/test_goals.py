@@ -11,7 +11,6 @@ from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.evaluation import Predictions, TokenPredictions
 from hamu.unlearning.goals import (
     Goal,
-    Reference,
     Standing,
     Targets,
     check_goal_settings,
@@ -41,8 +40,7 @@ def texts(losses, tokens=3):
 
 
 def unseen(losses, labels=None):
-    labels = None if labels is None else torch.as_tensor(labels)
-    return Goal("unseen", reference=Reference(torch.as_tensor(losses).double(), labels))
+    return Goal("unseen", reference=texts(losses) if labels is None else images(losses, labels, 3))
 
 
 def drawn(number, generator):

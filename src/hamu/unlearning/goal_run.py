@@ -133,8 +133,8 @@ class GoalRun:
             if self.goal is None or "forget" not in predictions:
                 continue
             goal, forget = self._complete(start), predictions["forget"]
-            expected = goal.reference.losses if goal.reference else ()
-            if goal.kind != "retrained" or len(expected) in (0, len(forget.losses)):
+            expected = goal.reference or forget
+            if goal.kind != "retrained" or len(expected.losses) == len(forget.losses):
                 found[name] = goal.standing(forget)
         return found
 

@@ -163,19 +163,6 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """Losses that a goal compares with."""
-
-    losses: Tensor  # of m records, [m] float64
-    labels: Tensor | None = None  # the class of each image, [m]; None for texts
-
-    @classmethod
-    def of(cls, predictions: AnyPredictions) -> Reference:
-        """Make one of predictions."""
-        return cls(record_losses(predictions), getattr(predictions, "labels", None))
-
-
-@dataclass(frozen=True)
 class Goal:
     """Meaning of forgotten in a run.
 
@@ -187,24 +174,20 @@ class Goal:
             is recognised, for classifiers. "loss": each record has at least this loss.
         share: of the records that must be forgotten.
         loss: of kind "loss".
-        reference: of "unseen" the original model's losses on unseen records, of "retrained" the
-            retain model's on the forget records; see `against`.
+        reference: of "unseen" the original model's predictions of unseen records, of "retrained"
+            the retain model's of the forget records; see `against`.
     """
 
     kind: Kind
     share: float = 0.95
     loss: float | None = None
-    reference: Reference | None = field(default=None, repr=False)
+    reference: AnyPredictions | None = field(default=None, repr=False)
 
     def against(self, original: Found | None, retain_model: Found | None) -> Goal:
-        """Return the goal with its reference: predictions of "test", or the retain model's of
-        "forget".
-        """
-        if self.kind == "unseen" and original is not None:
-            return replace(self, reference=Reference.of(original["test"]))
-        if self.kind == "retrained" and retain_model is not None:
-            return replace(self, reference=Reference.of(retain_model["forget"]))
-        return self
+        """Return the goal with its reference, if it is among these predictions."""
+        found = {"unseen": (original, "test"), "retrained": (retain_model, "forget")}
+        model, name = found.get(self.kind, (None, ""))
+        return self if model is None else replace(self, reference=model[name])
 
     def standing(self, forget: AnyPredictions, retain_loss: float = math.nan) -> Standing:
         """Standing of a model by its predictions of the forget set.
@@ -233,8 +216,8 @@ class Goal:
             return Targets(least, least, never)
         assert self.reference is not None
         if self.kind == "unseen":
-            return _unseen(Reference.of(forget), self.reference)
-        aim = self.reference.losses.clamp(min=1e-12)
+            return _unseen(forget, self.reference)
+        aim = record_losses(self.reference).clamp(min=1e-12)
         if len(aim) != len(losses):
             raise HamuError(
                 f"the retain model predicts {len(aim)} forget records, the model {len(losses)}; "
@@ -243,20 +226,22 @@ class Goal:
         return Targets(_moved(aim, -_MARGIN), aim, _moved(aim, 1.0))
 
 
-def _unseen(forget: Reference, unseen: Reference) -> Targets:
+def _unseen(forget: AnyPredictions, unseen: AnyPredictions) -> Targets:
     """Targets in the present order of the records: the level of the i-th smallest of n draws is
     distributed as Beta(i, n + 1 - i). Images are compared within their class, or with all unseen
     images where it has none.
     """
-    ours, theirs = forget.labels, unseen.labels
-    if ours is None or theirs is None:
-        ours, theirs = torch.zeros(len(forget.losses)), torch.zeros(len(unseen.losses))
-    columns = [torch.empty_like(forget.losses) for _ in range(3)]
+    losses, others = record_losses(forget), record_losses(unseen)
+    if isinstance(forget, Predictions) and isinstance(unseen, Predictions):
+        ours, theirs = forget.labels, unseen.labels
+    else:
+        ours, theirs = torch.zeros(len(losses)), torch.zeros(len(others))
+    columns = [torch.empty_like(losses) for _ in range(3)]
     for label in sorted(set(ours.tolist())):
-        members, among = (ours == label).nonzero().flatten(), unseen.losses[theirs == label]
-        among = among if len(among) else unseen.losses
+        members, among = (ours == label).nonzero().flatten(), others[theirs == label]
+        among = among if len(among) else others
         n = len(members)
-        rank = forget.losses[members].argsort(stable=True).argsort().double().numpy() + 1
+        rank = losses[members].argsort(stable=True).argsort().double().numpy() + 1
         for column, q in zip(columns, (LEVEL, 0.5, 1 - LEVEL), strict=True):
             level = torch.from_numpy(beta.ppf(q, rank, n + 1 - rank))
             column[members] = torch.quantile(among, level.clamp(0, 1))

@@ -27,7 +27,7 @@ from hamu.unlearning.trainer.config import UnlearnConfig
 
 KEPT = 0.95  # of the demand
 _SHRINK_BELOW, _GROW_ABOVE, _LEAP_ABOVE = 0.25, 0.75, 0.95  # realised over promised
-_LEAST_SCALE = 2.0**-20
+LEAST_SCALE = 2.0**-20  # where a run cannot go on
 _GOOD = {"forget": 1.0, "retain": -1.0}  # sign of a change of loss that is wanted
 _FLOAT32 = torch.finfo(torch.float32).eps
 _SHARE = 0.05  # of a run's time that its checks take, unless it names their number
@@ -160,33 +160,15 @@ def kept_in_words(summary: dict[str, Any]) -> str:
     return f"{steps} {judged:,} had a demand above rounding, of which {realised} it"
 
 
-class TrustRegion:
-    """A factor on the learning rate, and with it on the radius and on what is demanded.
+def next_scale(scale: float, trust: float, most: float) -> float:
+    """Factor on the learning rate, and with it on radius and demand, after a step.
 
-    It is halved after a step whose realised change is under a quarter of what was promised, doubled
-    after one over three quarters, and quadrupled after one that realises all but 5%. A step that
-    realises nothing (a ratio of 0 or less) is to be undone.
-
-    Attributes:
-        scale: the factor for the next step, from `least`, where a run cannot go on, to `most`.
+    It is halved where less than a quarter of what was promised was realised, doubled over three
+    quarters, and quadrupled where all but 5% was; from `LEAST_SCALE` to `most`.
     """
-
-    def __init__(self, most: float = 8.0, least: float = _LEAST_SCALE) -> None:
-        self._most, self._least = most, least
-        self.scale = 1.0
-
-    def update(self, ratio: float) -> bool:
-        """Take a step's realised over promised; return True if the step is good enough to stay."""
-        if not ratio >= _SHRINK_BELOW:  # NaN too
-            self.scale = max(0.5 * self.scale, self._least)
-        elif ratio > _GROW_ABOVE:
-            self.scale = min((4.0 if ratio > _LEAP_ABOVE else 2.0) * self.scale, self._most)
-        return ratio > 0
-
-    @property
-    def exhausted(self) -> bool:
-        """True if steps are as small as they may be, so that none smaller can be tried."""
-        return self.scale <= self._least
+    if not trust >= _SHRINK_BELOW:  # NaN too
+        return max(0.5 * scale, LEAST_SCALE)
+    return min((4.0 if trust > _LEAP_ABOVE else 2.0 if trust > _GROW_ABOVE else 1.0) * scale, most)
 
 
 class RepeatedPasses:
@@ -325,10 +307,10 @@ class StepWatch(TrainerCallback):
         self.step: PairStep | None = None  # at hand; None if the run ended before it
         self.figures: dict[str, float] = {}  # of its check
         self.record = PromiseRecord()
-        self.trust = TrustRegion(args.trust_region_growth) if args.trust_region else None
+        self.scale = 1.0 if args.trust_region else None  # on the rate of the step to come
         is_logged = args.logging_strategy == IntervalStrategy.STEPS
         every = args.check_steps if is_logged else args.check_steps or 0
-        self.schedule = CheckSchedule(1 if self.trust else every, self._device)
+        self.schedule = CheckSchedule(1 if args.trust_region else every, self._device)
         self._losses: Mapping[str, Tensor] = {}
         self._guard: StepGuard | None = None
         self._rates: list[float] = []
@@ -343,7 +325,7 @@ class StepWatch(TrainerCallback):
             self.passes.clear()  # only both gradients would tell what became of g*
         measures = bool(self.passes) and (corrects or not is_plain) and can_keep
         self._guard = None
-        if corrects or measures or self.trust is not None:
+        if corrects or measures or self.scale is not None:
             sides = self.passes.sides if measures else ()
             self._guard = StepGuard(self._pair, optimizer, correct_steps=corrects, keep=sides)
         return () if self._guard is None else self._guard.keep
@@ -359,6 +341,11 @@ class StepWatch(TrainerCallback):
         """True if the step at hand moves the weights."""
         return self.step is not None and self.step.decision == "step"
 
+    @property
+    def is_exhausted(self) -> bool:
+        """True if the trust region's steps are as small as they may be."""
+        return self.scale is not None and self.scale <= LEAST_SCALE
+
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
     ) -> None:
@@ -372,9 +359,9 @@ class StepWatch(TrainerCallback):
             return
         self._optimizer = optimizer
         self._rates = [group["lr"] for group in optimizer.param_groups]
-        if self.trust is not None:
+        if self.scale is not None:
             for group in optimizer.param_groups:
-                group["lr"] *= self.trust.scale
+                group["lr"] *= self.scale
         with self._timed():
             if self.passes:
                 is_rounded = self._args.bf16 or self._args.fp16 or self.passes.are_exacter
@@ -412,9 +399,12 @@ class StepWatch(TrainerCallback):
     def _judge(self, step: PairStep) -> bool:
         """Compare promise and outcome; return True if the trust region undid the step."""
         outcome, is_undone = self._outcome(step), False
-        if self.trust is not None and self._guard is not None:
-            self.figures["trust_scale"] = self.trust.scale
-            is_undone = outcome.is_told and not self.trust.update(outcome.trust)
+        if self.scale is not None and self._guard is not None:
+            self.figures["trust_scale"] = self.scale
+            if outcome.is_told:
+                most = self._args.trust_region_growth
+                self.scale = next_scale(self.scale, outcome.trust, most)
+                is_undone = not outcome.trust > 0
             if is_undone:
                 self._guard.undo()
         for side, promised in outcome.promised.items():
@@ -506,14 +496,11 @@ class StepWatch(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        scale = None if self.trust is None else self.trust.scale
-        return {"record": asdict(self.record), "trust_scale": scale}
+        return {"record": asdict(self.record), "scale": self.scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.record = PromiseRecord(**state["record"])
-        if self.trust is not None and state["trust_scale"] is not None:
-            self.trust.scale = state["trust_scale"]
+        self.record, self.scale = PromiseRecord(**state["record"]), state["scale"]
 
 
 def is_plain_descent(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:

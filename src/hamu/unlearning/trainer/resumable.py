@@ -49,14 +49,14 @@ from hamu.files import (
 )
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
-from hamu.unlearning.goals import Reference, StopReason
+from hamu.unlearning.goals import StopReason
 from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
 from hamu.unlearning.trainer.logs import silence, stand_between
 from hamu.unlearning.trainer.sides import check_is_measured
 
 _logger = logging.getLogger(__name__)
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.pt"
-_CLASSES: list[Any] = [Predictions, TokenPredictions, Reference, StopReason]  # in a run's state
+_CLASSES: list[Any] = [Predictions, TokenPredictions, StopReason]  # in a run's state
 
 # Private methods of transformers' Trainer that this package overrides, each there since 5.18.
 # transformers promises nothing of them: where one is missing the import fails, instead of a run

@@ -395,7 +395,7 @@ class UnlearnTrainer(ResumableTrainer):
         """Count a step that was undone as skipped."""
         self.steps_taken -= 1
         self.steps_skipped += 1
-        if self.watch.trust is not None and self.watch.trust.exhausted:
+        if self.watch.is_exhausted:
             text = "no step is small enough to realise anything of its promise"
             self.end_run(StopReason("no small step", text))
 
