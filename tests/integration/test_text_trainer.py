@@ -217,15 +217,6 @@ def test_any_forget_objective_goes_with_hamu(objective, trainer_of):
     assert values[-1] > values[0], "the forget objective is raised"
 
 
-def test_a_run_ends_early_before_the_step_that_its_losses_forbid(trainer_of):
-    trainer = trainer_of(method="ga", max_steps=20, max_forget_loss=5.9)
-    trainer.train()
-    assert "has reached 5.9" in trainer.stop_reason
-    assert trainer.steps_taken < 20
-    *before, last = (e["forget_loss"] for e in trainer.state.log_history if "taken" in e)
-    assert max(before) < 5.9 <= last
-
-
 def test_an_early_end_under_a_scaler_leaves_the_weights(start):
     """Gradient that a scaler meets after an abandoned step: NaN, at which it passes over the step."""
     torch.manual_seed(0)

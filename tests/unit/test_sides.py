@@ -3,13 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from hamu import HamuError, UnlearnConfig, UnlearnTrainer
 from hamu.core.objectives import Scored
 from hamu.unlearning.goals import StopReason
-from hamu.unlearning.trainer import sides
 from hamu.unlearning.trainer.sides import EarlyEnds
 
 GOOD = [{"pixel_values": torch.ones(3), "labels": 0}] * 4
@@ -62,34 +60,6 @@ def test_a_model_may_have_a_main_input_of_another_name(tmp_path):
 
 def scored(logits, labels):
     return Scored.of(torch.tensor(logits), torch.tensor(labels))
-
-
-def test_each_side_is_judged_alone_where_a_process_has_one(monkeypatch):
-    """Split pairing: the other process's sums come by the exchange, each in its own place."""
-    draw = torch.Generator().manual_seed(0)
-    labels = torch.arange(6) % 3
-    batches = {
-        side: Scored.of(torch.randn(6, 3, generator=draw) * scale, labels)
-        for side, scale in (("retain", 0.1), ("forget", 9.0))
-    }
-    loss = {side: F.cross_entropy(one.logits, one.labels).item() for side, one in batches.items()}
-    sent = []
-    monkeypatch.setattr(sides, "all_reduced", lambda values: sent.append(values) or values)
-    for side, batch in batches.items():
-        alone = EarlyEnds()
-        alone.add(side, batch)
-        alone.end()
-    both = sum(sent)
-    monkeypatch.setattr(sides, "all_reduced", lambda values: both)
-    for side, batch in batches.items():
-        ends = EarlyEnds(max_forget_loss=loss["forget"] - 0.01)
-        ends.add(side, batch)
-        reached = f"{loss['forget']:.4g}, has reached {loss['forget'] - 0.01:g}"
-        assert ends.end().text == f"the forget loss of a step, {reached}"
-        limits = {"retain": loss["retain"] + 0.01, "forget": loss["forget"] - 0.01}
-        ends = EarlyEnds(max_retain_loss=limits["retain"], min_forget_loss=limits["forget"])
-        ends.add(side, batch)
-        assert ends.end() is None
 
 
 def test_a_record_that_is_read_for_its_shape_alone_counts_for_nothing():

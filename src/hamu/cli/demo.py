@@ -224,7 +224,7 @@ def _unlearned(
     """The figures of one method."""
     trainer = quiet_trainer(model, problem, args, [], task.collator)
     trainer.train()
-    if trainer.evaluated_step != trainer.state.global_step:
+    if not trainer.predictions:
         trainer.evaluate()
     history = trainer.state.log_history
     log = [entry for entry in history if "eval_forget_gain" in entry]

@@ -80,10 +80,10 @@ class GoalRun:
 
         None without one, or where every measurement is of all these records.
         """
-        start, retain = self._trainer.start_figures.get("retain_loss"), self._looks.sets["retain"]
+        start, retain = self._trainer.start_predictions.get("retain"), self._looks.sets["retain"]
         if start is None or self._looks.records_of_a_standing == len(retain):  # type: ignore[arg-type]
             return None
-        return self._looks.retain_loss(of_all=True) - start
+        return self._looks.retain_loss(of_all=True) - start.losses.mean().item()
 
     def rehearse(self) -> list[Standing]:
         """Fine-tune a copy of the model on retain records, and measure the forget records half-way

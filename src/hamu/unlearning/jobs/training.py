@@ -226,8 +226,7 @@ def _unlearn(trainer: UnlearnTrainer, resume: bool) -> None:
         raise HamuError(f"no step was taken, the model is as it was: {why}")
     rate = trainer.args.learning_rate
     check_finite("unlearning", first_not_finite(trainer.model), rate)
-    is_known = trainer.predictions and trainer.evaluated_step == trainer.state.global_step
-    if not is_known or trainer.args.load_best_model_at_end:
+    if not trainer.predictions:
         trainer.evaluate()
     start, now = (set_figures(found) for found in (trainer.start_predictions, trainer.predictions))
     check_finite("unlearning", first_not_finite_loss(now, start), rate)

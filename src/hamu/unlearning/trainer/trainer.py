@@ -67,10 +67,7 @@ _REMEDIES = {
     "not finite": "; lower the learning rate, or look for records with values that are not finite",
     "out of range": "; lower the constraint, or give the radius as a number",
 }
-_SAVED = (
-    *("steps_taken", "steps_skipped", "skips_in_a_row", "stop"),
-    *("start_figures", "start_predictions", "evaluated_step"),
-)
+_SAVED = ("steps_taken", "steps_skipped", "skips_in_a_row", "stop", "start_predictions")
 
 
 class UnlearnTrainer(ResumableTrainer):
@@ -95,8 +92,8 @@ class UnlearnTrainer(ResumableTrainer):
         skip_reason: of the last of them.
         stop: `StopReason` of the run.
         goal_run: when a record counts as forgotten, and how the run gets there.
-        start_predictions, predictions: by set, of the first evaluation and of the last one.
-        evaluated_step: of the last evaluation, -1 before the first.
+        start_predictions: of the first evaluation, by set.
+        predictions: of the weights as they are, by set; empty unless they were evaluated.
 
     Raises:
         HamuError: if a set is empty or its items are not what a run trains on, the model cannot
@@ -168,12 +165,10 @@ class UnlearnTrainer(ResumableTrainer):
             self.lookahead = Lookahead(model, self.pair.parameters, loss, rate=rate, depth=depth)
         self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
         self.skip_reason, self.stop = "", ALL_DONE
-        self.start_figures: dict[str, float] = {}
         self.start_predictions: dict[str, AnyPredictions] = {}
         self.predictions: dict[str, AnyPredictions] = {}
-        self.evaluated_step = -1
         self._steps_of_best: int | None = None
-        self._weights_are_earlier = self._causality_checked = False
+        self._causality_checked = False
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
         self._at = -1  # its number
 
@@ -265,8 +260,7 @@ class UnlearnTrainer(ResumableTrainer):
         best = self.state.best_global_step
         of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))
         self._steps_of_best = of_best["steps_taken"]
-        self._weights_are_earlier = best != self.state.global_step
-        if self._weights_are_earlier and self.args.load_best_model_at_end:
+        if best != self.state.global_step and self.args.load_best_model_at_end:
             self._add_to_stop(f"the weights are the best ones, of step {best}")
 
     def end_run(self, stop: StopReason) -> None:
@@ -328,7 +322,7 @@ class UnlearnTrainer(ResumableTrainer):
         for module in self._batchnorms if self.args.freeze_batchnorm else ():
             module.eval()
         if self._at != self.state.global_step:
-            self._at, self._losses = self.state.global_step, {}
+            self._at, self._losses, self.predictions = self.state.global_step, {}, {}
 
     def _loss(
         self,
@@ -461,17 +455,15 @@ class UnlearnTrainer(ResumableTrainer):
         prefix, step = metric_key_prefix, self.state.global_step
         evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_gain" in e]
         # evaluated before the run was resumed; or those of other weights, not the last step's
-        is_known = step in evaluated or self._weights_are_earlier
+        is_known = step in evaluated or self._steps_of_best is not None
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
             broadcast([one for module in self._batchnorms for one in module.buffers()])
         self.predictions = self.evaluations.predictions()
         self.start_predictions = self.start_predictions or self.predictions
-        self.evaluated_step = step
         if self.args.forget_objective == "bounded" and self.controller is None:
             self.goal_run.focus(self.standings()["after"])
-        found = set_figures(self.predictions)
-        start = self.start_figures = self.start_figures or found
+        start, found = set_figures(self.start_predictions), set_figures(self.predictions)
         then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, found))
         gains = Gains.between(then, now)
         found |= {f"{name}_gain": getattr(gains, name) for name in ("forget", "retain", "joint")}
