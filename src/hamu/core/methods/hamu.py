@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from numbers import Real
 from typing import ClassVar, Literal, get_args
@@ -87,26 +87,19 @@ class _Hamu(Method):
 
     constrained: ClassVar[Side]
 
-    @property
-    def _swapped(self) -> bool:
-        """True if g_o = -g_f and g_c = -g_r."""
-        return self.constrained == "retain"
-
     def weigh(self, gram: PairGram) -> Weights:
         """The closed form above, for all blocks at once; see `Method.weigh`."""
-        norms = (gram.retain_norm, gram.forget_norm)
-        objective_norm, constrained_norm = norms[::-1] if self._swapped else norms
-        radius = objective_norm
+        given, is_swapped = gram, self.constrained == "retain"
+        if is_swapped:  # from here on g_r and g_f stand for g_o and g_c
+            gram = replace(gram, retain_sq=gram.forget_sq, forget_sq=gram.retain_sq)
+        radius = gram.retain_norm
         if not isinstance(self.radius, str):
-            radius = torch.full_like(objective_norm, self.radius)
-        reach = radius * constrained_norm
+            radius = torch.full_like(radius, self.radius)
+        reach = radius * gram.forget_norm
         demand, max_demand = self._distribute(reach)
         fraction = (demand / reach).masked_fill(demand == 0, 0.0)
-        lengths = (objective_norm, constrained_norm, radius)
-        objective, constrained, direct = self._step(gram, *lengths, fraction)
-        retain, forget = objective, constrained
-        if self._swapped:
-            retain, forget = constrained.neg(), objective.neg()
+        objective, constrained, direct = self._step(gram, radius, fraction)
+        weights = (constrained.neg(), objective.neg()) if is_swapped else (objective, constrained)
 
         margin = self.stopping_rule.margin
         conflict = conflicting = self._conflicting(gram)
@@ -114,9 +107,8 @@ class _Hamu(Method):
             # The sum includes the sines of opposed blocks, which are no limit, and a step that
             # gains on both sides can meet it; so the criterion also requires a price.
             if margin:
-                objective, constrained, _ = self._step(gram, *lengths, fraction * (1.0 + margin))
-            objective_sq = gram.forget_sq if self._swapped else gram.retain_sq
-            conflict = conflicting & (objective @ objective_sq + constrained @ gram.dot < 0)
+                objective, constrained, _ = self._step(gram, radius, fraction * (1.0 + margin))
+            conflict = conflicting & (objective @ gram.retain_sq + constrained @ gram.dot < 0)
         clipped_demand = torch.minimum(demand, reach)
         free_limit = self._free_limit(gram, radius, reach, clipped_demand)
         within = (fraction <= 1.0 + _FEASIBLE_SLACK).all()
@@ -129,25 +121,20 @@ class _Hamu(Method):
             free_limit=torch.where(conflicting, free_limit, max_demand),
             conflict=conflict,
             feasible=within & (max_demand > 0),  # a share of nothing promises nothing
-            gram=gram,
+            gram=given,
             radius=radius,
             constrained=self.constrained,
             margin=margin,
         )
-        return Weights(retain, forget, status)
+        return Weights(*weights, status)
 
-    @staticmethod
     def _step(
-        gram: PairGram,
-        objective_norm: Tensor,
-        constrained_norm: Tensor,
-        radius: Tensor,
-        fraction: Tensor,
+        self, gram: PairGram, radius: Tensor, fraction: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Weights of g_o and g_c, and the direct blocks, [L] each, for min(φ, 1)."""
         phi = fraction.clamp(max=1.0)
         cos, sin = gram.cos, gram.sin
-        direct = (cos <= -phi) | (constrained_norm == 0)
+        direct = (cos <= -phi) | (gram.forget_norm == 0)
         # A collinear block's perpendicular is rounding noise, which must not be normalised into a
         # full step: only the part along g_c stays, which meets the demand. Elsewhere the
         # small term in the root covers rounding of the Gram and keeps the step within its radius.
@@ -155,11 +142,10 @@ class _Hamu(Method):
         perpendicular = perpendicular.masked_fill(gram.collinear, 0.0)
 
         objective = perpendicular.masked_fill(direct, 1.0)
-        if radius is not objective_norm:
-            objective = ratio(radius, objective_norm) * objective
-        constrained = (
-            ratio(radius, constrained_norm) * torch.addcmul(phi, perpendicular, cos)
-        ).neg()
+        if not isinstance(self.radius, str):
+            objective = ratio(radius, gram.retain_norm) * objective
+        along = torch.addcmul(phi, perpendicular, cos)
+        constrained = (ratio(radius, gram.forget_norm) * along).neg()
         return objective, constrained.masked_fill(direct, 0.0), direct
 
     def _distribute(self, reach: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,8 +185,7 @@ class _Hamu(Method):
         criterion = self.stopping_rule.criterion
         if criterion == "global":
             whole = gram.total()
-            constrained_norm = whole.retain_norm if self._swapped else whole.forget_norm
-            return (radius * radius).sum().sqrt() * constrained_norm[0] * whole.sin[0]
+            return (radius * radius).sum().sqrt() * whole.forget_norm[0] * whole.sin[0]
         if criterion == "any":
             free = torch.where(gram.cos > 0, reach * gram.sin, reach)
             unbounded = torch.full_like(clipped_demand, _UNBOUNDED)
