@@ -211,18 +211,6 @@ def test_a_model_of_mixed_precisions_is_combined_in_each_ones_own():
     assert all(p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-def test_gradients_are_combined_in_place_without_a_third_copy():
-    model = make_model(torch.float32)
-    pair = PairedGradients(model, METHOD)
-    with pair.retain():
-        loss(model, 0).backward()
-        kept = [p.grad for p in model.parameters()]
-    with pair.forget():
-        loss(model, 1).backward()
-    pair.combine()
-    assert all(p.grad is k for p, k in zip(model.parameters(), kept, strict=True))
-
-
 METHODS = (METHOD, HamuU(0.5, "relative", stopping="off"), build_method("gdiff"))
 
 

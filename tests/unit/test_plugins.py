@@ -80,21 +80,20 @@ def package(tmp_path, monkeypatch):
     ("value", "why"),
     [
         (BROKEN, "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is"),
-        (GONE, "cannot be loaded: AttributeError: module 'their_metrics' has no attribute 'Gone'"),
         (NAMELESS, "is not a class with a name; repair the package, or uninstall it"),
     ],
 )
 def test_a_broken_class_that_is_asked_for_is_an_error_that_names_its_package(package, value, why):
     package(methods={"theirs": value}, objectives={"theirs": value}, metrics={"theirs": value})
     asks = {
-        "method": lambda: build_method("theirs"),
-        "objective": lambda: build_objective("theirs"),
-        "metric": build_metrics,
+        "method": build_method,
+        "objective": build_objective,
+        "metric": lambda _: build_metrics(),
     }
     for kind, ask in asks.items():
         message = f"the {kind} theirs ({value}) of their-package 1.2 {why}"
         with pytest.raises(HamuError, match=re.escape(message)):
-            ask()
+            ask("theirs")
 
 
 def test_a_broken_class_that_is_not_asked_for_is_passed_over_with_one_warning(package, caplog):
