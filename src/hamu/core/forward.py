@@ -109,6 +109,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Put back what a pass in training mode moves, such as running statistics."""
+    moving = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in moving:
+            buffer.copy_(value)
+
+
+@contextmanager
 def without_autocast(model: nn.Module) -> Iterator[None]:
     """The model's own precision: without the autocast that accelerate puts around its forward."""
     wrapped: Any = vars(model).get("forward")

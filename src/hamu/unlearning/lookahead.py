@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hamu.core.forward import buffers_kept, evaluating
 from hamu.errors import HamuError
 
 _TWO_STEPS_FROM = 64  # records in a retain batch, from where on it is worth two steps ahead
@@ -111,21 +112,13 @@ class Lookahead:
 
         Inside, the model has the copy's weights; afterwards its own, its buffers and its modes.
         """
-        modes = {module: module.training for module in self._model.modules()}
-        buffers = [(b, b.clone()) for b in self._model.buffers()]
         copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         optimizer = torch.optim.Adam(copies, lr=self.rate)
-        try:
-            with self._at(copies):
-                self._model.train()
-                for batch in batches:
-                    self._descend(optimizer, copies, self._loss(batch, slice(None)))
-                yield
-        finally:
-            for buffer, was in buffers:
-                buffer.copy_(was)
-            for module, training in modes.items():
-                module.training = training
+        with evaluating(self._model), buffers_kept(self._model), self._at(copies):
+            self._model.train()
+            for batch in batches:
+                self._descend(optimizer, copies, self._loss(batch, slice(None)))
+            yield
 
     def ahead(self) -> AbstractContextManager[None]:
         """Put the point's weights in place of the model's; no version of a parameter changes."""

@@ -35,7 +35,7 @@ from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
 from hamu.unlearning.trainer.logs import ProgressBar, StepLog, kept_open, silent
-from hamu.unlearning.trainer.promise import describe
+from hamu.unlearning.trainer.promise import kept_in_words
 from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
 from hamu.unlearning.trainer.sides import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.trainer import quiet_trainer
@@ -312,7 +312,7 @@ def _outcome(trainer: UnlearnTrainer) -> Iterator[str]:
     if goal is not None:
         yield f"{forgotten_words(goal)}; whether that lasts: hamu attack"
     if trainer.promise is not None:
-        yield describe(trainer.promise)
+        yield kept_in_words(trainer.promise)
 
 
 def guessing_loss(predictions: Mapping[str, Any], model: Any) -> float:

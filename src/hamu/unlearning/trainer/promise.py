@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import IntervalStrategy, TrainerCallback
 
 from hamu.core.distributed import all_reduced, world_size
-from hamu.core.forward import rounds_to_tf32, without_autocast, without_tf32
+from hamu.core.forward import buffers_kept, rounds_to_tf32, without_autocast, without_tf32
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
 from hamu.core.pair import PairedGradients, PairStep
@@ -141,13 +141,6 @@ class PromiseRecord:
         }
 
 
-def describe(summary: dict[str, Any]) -> str:
-    """Put a summary of checked steps into one line for the screen."""
-    ratios = ", ".join(f"{value:.3g} ({side})" for side, value in summary["median_ratio"].items())
-    told = f"median realised/promised {ratios}" if ratios else "what was promised is below rounding"
-    return f"{kept_in_words(summary)}; {told}"
-
-
 def kept_in_words(summary: dict[str, Any]) -> str:
     """Begin a sentence with the share of checked steps that realised their demand."""
     checked, judged, kept = summary["checked"], summary["judged"], summary["kept"]
@@ -219,7 +212,7 @@ class RepeatedPasses:
         gpus = [self._device] if self._device.type == "cuda" else []
         exact = without_tf32() if self.are_exacter else nullcontext()
         kept = torch.random.fork_rng(gpus)
-        with kept, exact, without_autocast(self._model), _buffers_kept(self._model):
+        with kept, exact, without_autocast(self._model), buffers_kept(self._model):
             for side, loss, _, (of_host, *of_gpu) in self._passes:
                 torch.set_rng_state(of_host)
                 for state in of_gpu:
@@ -525,14 +518,3 @@ def read_at_once(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
             values = torch.stack([v.detach().to(device, torch.float64) for v in there.values()])
             found |= dict(zip(there, values.tolist(), strict=True))
     return {key: found[key] for key in tensors}
-
-
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put back what a pass in training mode moves, such as running statistics."""
-    moving = [(buffer, buffer.clone()) for buffer in model.buffers()] if model.training else []
-    try:
-        yield
-    finally:
-        for buffer, value in moving:
-            buffer.copy_(value)

@@ -202,10 +202,6 @@ class Evaluations:
             check_is_measured(args.metric_for_best_model, [*of_sets, *gains])
         self._is_text = "input_ids" in self.sets["retain"][0]
 
-    def predictions(self) -> dict[str, AnyPredictions]:
-        """Predict all records of each set."""
-        return {name: self.predict(data) for name, data in self.sets.items()}
-
     def retain_loss(self, *, of_all: bool = False) -> float:
         """Mean loss of some retain records, which a run by goal goes by; or of all."""
         most = None if of_all else _RETAIN_RECORDS

@@ -459,7 +459,8 @@ class UnlearnTrainer(ResumableTrainer):
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
             broadcast([one for module in self._batchnorms for one in module.buffers()])
-        self.predictions = self.evaluations.predictions()
+        sets = self.evaluations.sets
+        self.predictions = {name: self.evaluations.predict(data) for name, data in sets.items()}
         self.start_predictions = self.start_predictions or self.predictions
         if self.args.forget_objective == "bounded" and self.controller is None:
             self.goal_run.focus(self.standings()["after"])
