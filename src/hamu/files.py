@@ -11,13 +11,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
-from hamu.errors import HamuError, reading
+from hamu.errors import HamuError, first_line, reading
 
 # The files of a run of unlearning; the record is the last one written.
 CONFIG, INPUTS = "config.yaml", "inputs.json"
@@ -144,11 +145,16 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def is_of_disk(error: BaseException) -> bool:
-    """True if a file could not be written; torch.save says so in words only."""
-    return isinstance(error, OSError | SafetensorError) or (
-        isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error)
-    )
+@contextmanager
+def writing_model(into: str, remedy: str) -> Iterator[None]:
+    """Say what cannot be written where the disk is full; torch.save says so in words only."""
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+            raise
+        full = f"{into}: {first_line(error)}; make room, {remedy}"
+        raise HamuError(full) from error
 
 
 def write_whole(target: Path, text: str, *, private: bool = False) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import yaml
@@ -20,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from hamu import files
 from hamu.core.distributed import is_main
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError
 from hamu.files import CHECKPOINT, CONFIG, EVALUATION, INPUTS, MODEL, RECORD
 from hamu.models.storage import save_model
 
@@ -218,18 +217,15 @@ class RunFolder:
         if not is_main():
             save_model(model, self.path)
             return target
-        beside = Path(tempfile.mkdtemp(dir=self.path, prefix=f".{name}."))
-        try:
+        failure = f"the model cannot be written into {self.path}"
+        staging = TemporaryDirectory(dir=self.path, prefix=f".{name}.")
+        with files.writing_model(failure, "then go on with --resume"), staging as staged:
+            beside = Path(staged, name)
+            beside.mkdir()
             save_model(model, beside)
             for other in beside_it:
                 getattr(other, "save_pretrained", other)(beside)
-        except BaseException as error:
-            shutil.rmtree(beside, ignore_errors=True)
-            if files.is_of_disk(error):
-                why = f"the model cannot be written into {self.path}: {first_line(error)}"
-                raise HamuError(f"{why}; make room, then go on with --resume") from error
-            raise
-        files.replace_folder(beside, target)
+            files.replace_folder(beside, target)
         return target
 
 

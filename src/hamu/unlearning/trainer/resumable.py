@@ -35,17 +35,17 @@ from transformers.trainer_utils import SaveStrategy
 
 from hamu.core.distributed import all_reduced, barrier, from_main, is_main, is_sharded, world_size
 from hamu.data.images import collate
-from hamu.errors import HamuError, first_line, reading
+from hamu.errors import HamuError, reading
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import (
     CHECKPOINT,
     MANIFEST,
     TRAINER_STATE,
     file_digest,
-    is_of_disk,
     remove_whole,
     replace_folder,
     sync,
+    writing_model,
 )
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
@@ -100,27 +100,21 @@ class Checkpoints:
     @contextmanager
     def writing(self, step: int) -> Iterator[Path]:
         """Folder to write into, the checkpoint of this step once all processes have written."""
-        staged: Path | None = None
-        try:
+        failure = f"the checkpoint of step {step} cannot be written into {self._folder}"
+        with writing_model(failure, "and go on from the one before with --resume"):
             staged = Path(from_main(self._stage))
-            inside = staged / f"{CHECKPOINT}{step}"  # the name that transformers gives it
-            inside.mkdir(exist_ok=True)
-            yield inside
-            barrier()
-            if is_main():
-                seal(inside)
-                replace_folder(inside, self.path(step))
-                sync(self._folder)
-        except BaseException as error:
-            if is_of_disk(error):
-                raise HamuError(
-                    f"the checkpoint of step {step} cannot be written into {self._folder}: "
-                    f"{first_line(error)}; make room, and go on from the one before with --resume"
-                ) from error
-            raise
-        finally:
-            if is_main() and staged is not None:
-                shutil.rmtree(staged, ignore_errors=True)
+            try:
+                inside = staged / f"{CHECKPOINT}{step}"  # the name that transformers gives it
+                inside.mkdir(exist_ok=True)
+                yield inside
+                barrier()
+                if is_main():
+                    seal(inside)
+                    replace_folder(inside, self.path(step))
+                    sync(self._folder)
+            finally:
+                if is_main():
+                    shutil.rmtree(staged, ignore_errors=True)
         barrier()
 
     def _stage(self) -> str:
