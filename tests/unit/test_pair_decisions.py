@@ -289,13 +289,6 @@ def test_a_square_that_rounding_brings_below_zero_is_zero():
     assert step.combined_sq.tolist() == [0.0]
 
 
-def test_a_model_of_two_precisions_is_as_exact_as_the_coarser():
-    mixed = [torch.ones(3, dtype=torch.float64), torch.ones(3)]
-    for sides in (mixed, mixed[::-1]):
-        step, _ = combine(HamuQ(0.1, **OFF), sides, [g.clone() for g in sides])
-        assert step.gram.eps == EPS32
-
-
 @both_variants
 def test_of_a_clamped_demand_the_thresholds_are_those_of_the_whole_reach(method):
     gram = gram_at([2.0, 1.0], [3.0, 1.0], [0.6, -0.3])

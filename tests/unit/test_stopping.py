@@ -152,14 +152,6 @@ def test_the_aggregate_criterion_or_none_asks_whether_the_demand_with_its_margin
     assert bool(status.conflict) == bool(status.kappa > 0 and cost > 0)
 
 
-def test_a_margin_ends_a_run_before_its_step_has_a_price():
-    rule = StoppingRule(margin=0.5)
-    status = HamuQ(0.5, stopping=rule).weigh(gram_at([1.0], [1.0], [0.8])).constraint
-    assert status.conflict
-    assert status.criterion_met
-    assert not HamuQ(0.5).weigh(gram_at([1.0], [1.0], [0.8])).constraint.conflict
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
