@@ -138,8 +138,8 @@ def altered(how):
         if "rounded" in how:  # as another processor would
             for name in ("measure", "refined"):
                 change(GramMeter, name, rounded(getattr(GramMeter, name)))
-            sums = hamu.core.guard._dot
-            change(hamu.core.guard, "_dot", lambda *given: sums(*given) * (1 + 1e-6 * rank()))
+            sums = hamu.core.guard._moved
+            change(hamu.core.guard, "_moved", lambda *given: sums(*given) * (1 + 1e-6 * rank()))
         if "parted" in how:  # the weights are compared after every step
             change(hamu.unlearning.trainer.trainer, "_COMPARED_EVERY", 1)
         yield
