@@ -140,18 +140,14 @@ class GoalRun:
 
     def figures(self, standings: Mapping[str, Standing]) -> dict[str, Any] | None:
         """The goal with its standings as JSON holds it; None if nothing defines forgotten."""
-        goal, controller = self.goal, self.controller
-        if goal is None or "after" not in standings:
+        if self.goal is None or "after" not in standings:
             return None
-        is_reached = standings["after"].share >= goal.share
-        return {
-            "kind": goal.kind,
-            "share": goal.share,
-            "loss": goal.loss,
-            "budget": None if controller is None else controller.budget,
-            "reached": is_reached if controller is None else controller.reached,
-            "lasting": self.lookahead is not None,
-        } | {name: standing.figures() for name, standing in standings.items()}
+        more: dict[str, Any] = {"lasting": self.lookahead is not None}
+        if self.controller is not None:
+            more |= {"budget": self.controller.budget, "reached": self.controller.reached}
+        if "before" in standings:
+            more["before"] = standings["before"].figures()
+        return self.goal.figures(standings["after"], **more)
 
     def focus(self, standing: Standing) -> None:
         """Take these targets; draw forget batches from the records that are not there yet.

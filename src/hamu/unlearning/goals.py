@@ -203,6 +203,12 @@ class Goal:
             forgotten = ~forget.correct
         return Standing(losses, targets, forgotten, retain_loss)
 
+    def figures(self, after: Standing, **more: Any) -> dict[str, Any]:
+        """The goal and a standing at the end as JSON holds them, and what else is known."""
+        own = {"kind": self.kind, "share": self.share, "loss": self.loss}
+        own |= {"budget": None, "reached": after.share >= self.share, "lasting": None}
+        return own | more | {"after": after.figures()}
+
     def _targets(self, forget: AnyPredictions, losses: Tensor) -> Targets:
         never = torch.full_like(losses, math.inf)
         if self.kind == "loss":
@@ -322,16 +328,7 @@ def goal_report(
     standing = goal.against(original or predictions, retain_model).standing(predictions["forget"])
     unseen = "this model" if original is None else "original model"
     by = {"unseen": unseen, "retrained": "retain model"}
-    return {
-        "kind": goal.kind,
-        "share": goal.share,
-        "loss": goal.loss,
-        "budget": None,
-        "reached": standing.share >= goal.share,
-        "lasting": None,
-        "reference": by.get(goal.kind),
-        "after": standing.figures(),
-    }
+    return goal.figures(standing, reference=by.get(goal.kind))
 
 
 def goal_name(goal: Mapping[str, Any]) -> str:
