@@ -76,24 +76,25 @@ def package(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+ASKS = {"method": build_method, "objective": build_objective}
+ASKS["metric"] = lambda name: build_metrics()
+
+
+@pytest.mark.parametrize("kind", ASKS)
 @pytest.mark.parametrize(
     ("value", "why"),
     [
         (BROKEN, "cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_is"),
         (NAMELESS, "is not a class with a name; repair the package, or uninstall it"),
+        ("their_metrics:Demanding", "demanding of their_metrics cannot be made: TypeError: "),
     ],
 )
-def test_a_broken_class_that_is_asked_for_is_an_error_that_names_its_package(package, value, why):
-    package(methods={"theirs": value}, objectives={"theirs": value}, metrics={"theirs": value})
-    asks = {
-        "method": build_method,
-        "objective": build_objective,
-        "metric": lambda _: build_metrics(),
-    }
-    for kind, ask in asks.items():
-        message = f"the {kind} theirs ({value}) of their-package 1.2 {why}"
-        with pytest.raises(HamuError, match=re.escape(message)):
-            ask("theirs")
+def test_a_class_that_is_asked_for_and_cannot_be_had_is_named(package, kind, value, why):
+    name = "demanding" if value.endswith("Demanding") else "theirs"
+    package(**{f"{kind}s": {name: value}})
+    whose = "" if name == "demanding" else f"theirs ({value}) of their-package 1.2 "
+    with pytest.raises(HamuError, match=re.escape(f"the {kind} {whose}{why}")):
+        ASKS[kind](name)
 
 
 def test_a_broken_class_that_is_not_asked_for_is_passed_over_with_one_warning(package, caplog):
@@ -124,16 +125,6 @@ def test_a_broken_metric_stops_a_run_before_it_begins(package, capsys, tmp_path,
         assert main([command, *FLAGS]) == 2
         message = "the metric demanding of their_metrics cannot be made: TypeError: "
         assert capsys.readouterr().err.startswith(f"hamu {command}: {message}")
-
-
-@pytest.mark.parametrize(
-    ("kind", "build"), [("method", build_method), ("objective", build_objective)]
-)
-def test_a_class_that_needs_more_than_settings_is_named(package, kind, build):
-    package(**{f"{kind}s": {"demanding": "their_metrics:Demanding"}})
-    message = rf"the {kind} demanding of their_metrics cannot be made: TypeError: .*missing 1"
-    with pytest.raises(HamuError, match=message):
-        build("demanding")
 
 
 def test_a_methods_name_is_that_of_folders(package):
