@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -161,28 +161,22 @@ def without_tf32() -> Iterator[None]:
         older = (torch.backends.cuda.matmul, torch.backends.cudnn)
         switches += [(one, "allow_tf32", False) for one in older]
         switches += [(one, "fp32_precision", "ieee") for one in _backends()]
+    before = []
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # that there are two
-        before = [(one, name, _read(one, name)) for one, name, _ in switches]
+        for one, name, _ in switches:
+            with suppress(RuntimeError):  # of the older one, where the newer contradicts it
+                before.append((one, name, getattr(one, name)))
         for switch in switches:
             setattr(*switch)
     try:
         yield
     finally:
         with warnings.catch_warnings(action="ignore", category=UserWarning):
-            for one, name, value in before:
-                if value is not None:
-                    setattr(one, name, value)
+            for switch in before:
+                setattr(*switch)
 
 
 def _backends() -> list[Any]:
     """Backends that may round: matrix products, cuDNN's convolutions and recurrent layers."""
     cudnn: Any = torch.backends.cudnn
     return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn]
-
-
-def _read(backend: Any, name: str) -> Any:
-    """Value of a switch; None for the older interface where the newer one contradicts it."""
-    try:
-        return getattr(backend, name)
-    except RuntimeError:
-        return None
