@@ -220,8 +220,8 @@ class PairedGradients:
             from hamu.core.distributed.sharded import Sharded as layout  # noqa: N813 loads FSDP2
         self.use(layout(self.parameters, self.block_of))
         self._memory = StoppingMemory(method.stopping_rule)
-        self._numbers: Tensor | None = None  # memory of the method
-        self._mean: Grads = []  # of the retain gradient, for a method with a `retain_decay`
+        self._numbers = torch.tensor(method.first_memory)  # memory of the method
+        self._mean = self._no_grads()  # of the retain gradient, for a method with a `retain_decay`
         self._grads: dict[str, Grads] = {}
         self._versions: list[int] = []
         self._inside: str | None = None
@@ -362,9 +362,10 @@ class PairedGradients:
         kept: dict[str, Grads] = {}
         if decision == "step":
             kept = {side: list(grads[side]) for side in keep}
-            self._numbers = weights.memory
+            if weights.memory is not None:
+                self._numbers = weights.memory
             if self.method.retain_decay:
-                both = zip(retain, drained(self._mean or self._no_grads()), strict=True)
+                both = zip(retain, drained(self._mean), strict=True)
                 self._mean = [mean if g is None else g.clone() for g, mean in both]
             self._write(retain, forget, read["retain"], read["forget"], keep)
         elif unscale is not None:
@@ -381,9 +382,9 @@ class PairedGradients:
         """
         state: dict[str, Any] = {"settings": self._settings()}
         state["stopping"] = self._memory.state_dict()
-        if self._numbers is not None:
+        if self.method.first_memory:
             state["memory"] = self._numbers.tolist()
-        if self._mean:
+        if self.method.retain_decay:
             both = zip(self.names, self._mean, strict=True)
             state["mean"] = {name: mean for name, mean in both if mean is not None}
         if self._population is not None:
@@ -405,9 +406,8 @@ class PairedGradients:
             self._numbers = torch.tensor(state["memory"], dtype=torch.float64)
         if self._population is not None and state.get("population"):  # else saved by another layout
             self._population.load_state_dict(state["population"])
-        if mean := state.get("mean"):
-            both = zip(self.names, self.parameters, strict=True)
-            self._mean = [mean[n].to(p.device, copy=True) if n in mean else None for n, p in both]
+        mean, both = state.get("mean", {}), zip(self.names, self.parameters, strict=True)
+        self._mean = [mean[n].to(p.device, copy=True) if n in mean else None for n, p in both]
 
     def _settings(self) -> dict[str, Any]:
         method = self.method
@@ -519,17 +519,14 @@ class PairedGradients:
             raise HamuError(
                 f"{self.method.name} needs the losses of the step; give combine(losses=...)"
             )
-        memory = self._numbers
-        if memory is None:
-            memory = torch.tensor(self.method.first_memory)
-        return replace(gram, losses=losses.to(gram.dot), memory=memory.to(gram.dot))
+        return replace(gram, losses=losses.to(gram.dot), memory=self._numbers.to(gram.dot))
 
     def _average(self, retain: Grads, scaler: torch.amp.GradScaler | None) -> None:
         """Put the running mean of the retain gradient in its place, not yet in memory."""
         decay = self.method.retain_decay
         if scaler is not None and scaler.is_enabled():
             raise HamuError(f"{self.method.name} averages gradients, which a GradScaler rescales")
-        for grad, mean in zip(retain, self._mean or self._no_grads(), strict=True):
+        for grad, mean in zip(retain, self._mean, strict=True):
             if grad is not None:
                 grad.mul_(1.0 - decay)
                 if mean is not None:
