@@ -102,6 +102,18 @@ def trainer_of(problem, tmp_path):
 
 
 @pytest.fixture
+def trained(trainer_of):
+    """Makes a trainer, and trains."""
+
+    def run(*given, **settings):
+        trainer = trainer_of(*given, **settings)
+        trainer.train()
+        return trainer
+
+    return run
+
+
+@pytest.fixture
 def cli(capfd, tmp_path, monkeypatch):
     """Runs a command in an empty folder; returns its exit code, its output and what it said on standard error."""
     monkeypatch.chdir(tmp_path)

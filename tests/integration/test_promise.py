@@ -47,16 +47,14 @@ def test_small_steps_do_what_they_promise(model, trainer_of, settings, part):
 
 
 @pytest.mark.parametrize("settings", [{}, {"freeze_batchnorm": False}, ADAM])
-def test_checking_changes_nothing(model, trainer_of, settings):
+def test_checking_changes_nothing(model, trainer_of, trained, settings):
     other = copy.deepcopy(model)
     trainer_of(model, check_steps=0, **settings).train()
-    trainer = trainer_of(other, check_steps=1, **settings)
-    trainer.train()
+    trainer = trained(other, check_steps=1, **settings)
     assert trainer.promise["checked"] == 3
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
-    trainer = trainer_of(model, max_steps=1, learning_rate=1e-12, bf16=True, check_steps=1)
-    trainer.train()
+    trainer = trained(model, max_steps=1, learning_rate=1e-12, bf16=True, check_steps=1)
     for side in ("retain", "forget"):  # the losses before and after are of the same precision
         assert figures(trainer, f"realised_{side}_change") == pytest.approx([0.0], abs=1e-6)
 
@@ -65,11 +63,8 @@ def test_checking_changes_nothing(model, trainer_of, settings):
     ("settings", "checked"),
     [({"check_steps": 2}, 2), ({"check_steps": 0}, 0), ({"logging_steps": 3}, 1)],
 )
-def test_checks_come_at_their_interval_or_when_a_step_is_logged(
-    model, trainer_of, settings, checked
-):
-    trainer = trainer_of(model, max_steps=5, **settings)
-    trainer.train()
+def test_checks_come_at_their_interval_or_when_a_step_is_logged(model, trained, settings, checked):
+    trainer = trained(model, max_steps=5, **settings)
     assert (trainer.promise or {"checked": 0})["checked"] == checked
 
 
@@ -110,13 +105,12 @@ class RetainNorms(TrainerCallback):
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "sgd"])
-def test_every_optimizer_keeps_the_promise_exactly(model, trainer_of, optim):
+def test_every_optimizer_keeps_the_promise_exactly(model, trained, optim):
     norms = RetainNorms()
     settings = {"method": "hamu-u", "correct_steps": True, "max_steps": 6, "max_grad_norm": 0.5}
     settings |= {"learning_rate": 1e-3, "lr_scheduler_type": "linear", "weight_decay": 0.1}
     settings |= {"optim": optim, "per_device_train_batch_size": 64, "check_steps": 1}
-    trainer = trainer_of(model, callbacks=[norms], **settings)
-    trainer.train()
+    trainer = trained(model, callbacks=[norms], **settings)
     assert min(norms.found) > 0.5, "every gradient is clipped"
     promised, demanded = (
         figures(trainer, name) for name in ("first_order_retain_change", "demand")
@@ -127,10 +121,9 @@ def test_every_optimizer_keeps_the_promise_exactly(model, trainer_of, optim):
 
 
 def test_a_step_that_was_undone_is_none_and_no_small_enough_step_ends_the_run(
-    model, trainer_of, monkeypatch
+    model, trainer_of, trained, monkeypatch
 ):
-    trainer = trainer_of(model, learning_rate=1e4, max_steps=3, trust_region=True)
-    trainer.train()
+    trainer = trained(model, learning_rate=1e4, max_steps=3, trust_region=True)
     assert trainer.steps_skipped > 0
     assert sum(figures(trainer, "taken")) == trainer.steps_taken
     trainer = trainer_of(model, learning_rate=1e4, max_steps=3, trust_region=True)

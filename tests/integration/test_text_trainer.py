@@ -207,11 +207,8 @@ ASCENTS = ["npo", "simnpo", "kl_to_original", "wga", "satimp", "undial", "ce-u",
 
 
 @pytest.mark.parametrize("objective", ASCENTS)
-def test_any_forget_objective_goes_with_hamu(objective, trainer_of):
-    trainer = trainer_of(
-        method="hamu-q", forget_objective=objective, max_steps=3, learning_rate=0.02
-    )
-    trainer.train()
+def test_any_forget_objective_goes_with_hamu(objective, trained):
+    trainer = trained(method="hamu-q", forget_objective=objective, max_steps=3, learning_rate=0.02)
     values = [entry["forget_loss"] for entry in trainer.state.log_history if "taken" in entry]
     assert trainer.steps_taken == 3
     assert values[-1] > values[0], "the forget objective is raised"
@@ -247,7 +244,7 @@ def test_evaluation_is_the_mean_over_all_scored_tokens(start, trainer_of):
 
 @pytest.mark.parametrize("learning_rate", [1e-3, 0.1])
 def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise(
-    start, trainer_of, learning_rate
+    start, trained, learning_rate
 ):
     """Its logits are off by half a last digit of bfloat16, far more than a float32 loss is."""
     outcomes = []
@@ -261,8 +258,7 @@ def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
         region = {"trust_region": True, "trust_region_growth": 1.0}
-        trainer = trainer_of(model, max_steps=8, learning_rate=learning_rate, **region)
-        trainer.train()
+        trainer = trained(model, max_steps=8, learning_rate=learning_rate, **region)
         outcomes.append(trainer.promise)
         assert trainer.steps_skipped == 0, "no step is undone for what is rounding"
     full, half = outcomes

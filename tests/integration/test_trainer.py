@@ -83,7 +83,7 @@ def test_accumulated_and_unequal_batches_weigh_every_sample_alike(
     assert (weights(model) - weights(twin)).abs().max() < 1e-12
 
 
-def test_the_trainers_own_clip_is_off(model, trainer_of):
+def test_the_trainers_own_clip_is_off(model, trainer_of, trained):
     """A combined gradient longer than max_grad_norm reaches the optimizer whole."""
     norms = []
 
@@ -92,8 +92,7 @@ def test_the_trainers_own_clip_is_off(model, trainer_of):
             norms.append(torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item())
 
     clip = {"max_grad_norm": 0.01, "callbacks": [Watch()]}
-    trainer = trainer_of(model, method="gru", max_steps=2, **clip)
-    trainer.train()
+    trainer = trained(model, method="gru", max_steps=2, **clip)
     logged = [entry["grad_norm"] for entry in lines(trainer)]
     assert norms == pytest.approx(logged, rel=1e-4), "the logged norm comes from the Gram"
     assert max(norms) <= 0.0201
@@ -132,30 +131,25 @@ def test_a_constraint_that_cannot_be_met_at_a_later_step_ends_the_run(model, tra
     assert trainer.stop_reason.startswith("the constraint 1e+06 cannot be met: the gradients allow")
 
 
-def test_the_stopping_criterion_ends_the_run_and_names_itself(model, trainer_of, problem):
+def test_the_stopping_criterion_ends_the_run_and_names_itself(model, trained, problem):
     """Forget and retain are the same records: the hardest case there is (paper, Sec. 4.3)."""
     start, same = weights(model), problem.retain
     whole = {"per_device_train_batch_size": len(same), "stopping": "aggregate"}
-    trainer = trainer_of(model, retain=same, forget=same, **whole)
-    trainer.train()
+    trainer = trained(model, retain=same, forget=same, **whole)
     assert trainer.stop_reason.startswith("the stopping criterion is met: the demand")
     assert (trainer.stop.kind, trainer.state.global_step) == ("criterion", 1)
     assert torch.equal(weights(model), start)
 
 
-def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(
-    model, trainer_of, problem
-):
+def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(model, trained, problem):
     small = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "max_steps": 100}
     small |= {"stopping": "aggregate", "check_steps": 0}
     sides = {"retain": problem.retain, "forget": problem.retain}  # the hardest case there is
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    noisy = trainer_of(model, stopping_records=0, **sides, **small)
-    noisy.train()
+    noisy = trained(model, stopping_records=0, **sides, **small)
     assert (noisy.pair.half_life, noisy.stop.kind) == (None, "all steps")
     model.load_state_dict(state)
-    trainer = trainer_of(model, **sides, **small)
-    trainer.train()
+    trainer = trained(model, **sides, **small)
     assert trainer.pair.half_life == 2560 / 32
     count = len(problem.retain)
     assert trainer.pair._steps_per_pass == (-(-count // 32), count / 32)
@@ -171,17 +165,16 @@ def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(
 
 
 def test_a_batch_of_one_record_runs_and_one_that_holds_a_set_has_no_noise(
-    model, trainer_of, problem
+    model, trainer_of, trained, problem
 ):
-    one = trainer_of(model, per_device_train_batch_size=1, stopping="aggregate", max_steps=2)
-    one.train()
+    one = trained(model, per_device_train_batch_size=1, stopping="aggregate", max_steps=2)
     assert (one.pair.half_life, one.steps_taken) == (2560, 2)
     whole = {"per_device_train_batch_size": len(problem.retain), "stopping_records": 10**6}
     assert trainer_of(model, stopping="aggregate", **whole).pair.half_life is None
 
 
 def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
-    model, trainer_of, monkeypatch
+    model, trained, monkeypatch
 ):
     real = sides.predict_logits
     poisoned = iter([False, False, True, True, False, False])
@@ -190,14 +183,12 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
         "predict_logits",
         lambda m, b: real(m, b) * (torch.nan if next(poisoned, False) else 1.0),
     )
-    trainer = trainer_of(model, max_steps=3, check_steps=0)
-    trainer.train()
+    trainer = trained(model, max_steps=3, check_steps=0)
     assert (trainer.steps_taken, trainer.steps_skipped) == (2, 1)
     assert torch.isfinite(weights(model)).all()
     monkeypatch.setattr(sides, "predict_logits", lambda m, b: real(m, b) * torch.nan)
     start = weights(model)
-    trainer = trainer_of(model, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)
-    trainer.train()
+    trainer = trained(model, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)
     assert trainer.state.global_step == 2
     assert trainer.stop.kind == "skips"
     assert "could not be taken: a gradient is not finite; lower the l" in trainer.stop_reason
@@ -279,20 +270,16 @@ def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of,
     assert trainer.stop_reason.endswith("is above 1e-09; back to the weights of step 4")
 
 
-def test_only_the_last_steps_stay_in_memory(model, trainer_of, monkeypatch):
+def test_only_the_last_steps_stay_in_memory(model, trained, monkeypatch):
     monkeypatch.setattr(trainer_module, "_REMEMBERED", 3)
-    trainer = trainer_of(model, max_steps=6, **EVERY_SECOND)
-    trainer.train()
+    trainer = trained(model, max_steps=6, **EVERY_SECOND)
     assert [entry["step"] for entry in lines(trainer)] == [4, 5, 6]
     assert [entry["step"] for entry in lines(trainer, "eval_joint_gain")] == [2, 4, 6]
 
 
-def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(
-    model, trainer_of, problem
-):
+def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model, trained, problem):
     settings = {"eval_on_start": True, "learning_rate": 1e-2, "per_device_eval_batch_size": 100}
-    trainer = trainer_of(model, test=problem.test, max_steps=4, **EVERY_SECOND, **settings)
-    trainer.train()
+    trainer = trained(model, test=problem.test, max_steps=4, **EVERY_SECOND, **settings)
     first, *_, last = entries = lines(trainer, "eval_forget_gain")
     assert [e["step"] for e in entries] == [0, 2, 4]
     assert first["eval_joint_gain"] == 0
@@ -304,12 +291,9 @@ def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(
     assert last["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, trainer_of):
+def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, trained):
     saved = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
-    trainer = trainer_of(
-        model, max_steps=6, method="ga", learning_rate=0.05, **EVERY_SECOND, **saved
-    )
-    trainer.train()
+    trainer = trained(model, max_steps=6, method="ga", learning_rate=0.05, **EVERY_SECOND, **saved)
     gains = {e["step"]: e["eval_joint_gain"] for e in lines(trainer, "eval_joint_gain")}
     best = max((step for step in gains if step), key=gains.get)
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
@@ -349,13 +333,12 @@ def test_only_a_step_that_is_not_finite_lowers_the_loss_scale(
     assert (trainer.steps_taken, turns.scales) == (taken, scales)
 
 
-def test_a_run_of_a_compiled_model_ends_as_that_of_the_model(model, trainer_of, tmp_path):
+def test_a_run_of_a_compiled_model_ends_as_that_of_the_model(model, trained, tmp_path):
     compiled = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
     found = []
     for settings in ({}, compiled):
         one = copy.deepcopy(model)
-        trainer = trainer_of(one, check_steps=1, correct_steps=True, **settings)
-        trainer.train()
+        trainer = trained(one, check_steps=1, correct_steps=True, **settings)
         trainer.save_model(str(tmp_path / "saved"))
         found.append((one.state_dict(), trainer.promise))
     assert found[0][1] == found[1][1]
