@@ -153,9 +153,9 @@ class Lookahead:
             "optimizer": optimizer,
         }
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.taken, self.cycles = state["taken"], state["cycles"]
-        torch._foreach_copy_(self._offset, state["offset"])
+        both = zip(state["offset"], self._point, strict=True)
+        self._offset = [saved.to(point.device) for saved, point in both]
         self._optimizer.load_state_dict(state["optimizer"])
