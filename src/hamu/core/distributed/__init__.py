@@ -162,14 +162,17 @@ class Layout:
 
     def total(self, gram: PairGram) -> PairGram:
         """Gram of the whole gradients from that of the parts."""
-        return gram
+        if not _are_several():
+            return gram
+        sums = self.agree(torch.stack([gram.retain_sq, gram.forget_sq, gram.dot]))
+        return replace(gram, retain_sq=sums[0], forget_sq=sums[1], dot=sums[2])
 
     def give(self, combined: Grads) -> Grads:
         """Gradient of each parameter from the combined parts; uses them up."""
         return combined
 
     def agree(self, numbers: Tensor) -> Tensor:
-        """Sums over whole tensors, made equal on all processes."""
+        """Sums over the parts to sums over all, equal on all processes; may work in place."""
         return numbers
 
 
@@ -180,21 +183,10 @@ class DataParallelLayout(Layout):
     on one process alone would part them.
     """
 
-    def total(self, gram: PairGram) -> PairGram:
-        """Gram that the first process measured."""
-        return reduced(gram, self.agree)
-
     def agree(self, numbers: Tensor) -> Tensor:
         """Numbers of the first process."""
         dist.broadcast(numbers, src=0)
         return numbers
-
-
-def reduced(gram: PairGram, reduce: Callable[[Tensor], object]) -> PairGram:
-    """Gram after a collective operation in place on its 3·L numbers."""
-    sums = torch.stack([gram.retain_sq, gram.forget_sq, gram.dot])
-    reduce(sums)
-    return replace(gram, retain_sq=sums[0], forget_sq=sums[1], dot=sums[2])
 
 
 def check_even(count: int) -> None:
@@ -313,9 +305,10 @@ class SplitPairing(Layout):
         kept = kept.clone()  # so that the other half of the shard is freed
         return (kept, received) if self._is_retain else (received, kept)
 
-    def total(self, gram: PairGram) -> PairGram:
+    def agree(self, numbers: Tensor) -> Tensor:
         """Step 3."""
-        return reduced(gram, dist.all_reduce)
+        dist.all_reduce(numbers)
+        return numbers
 
     def give(self, combined: Grads) -> Grads:
         """Step 5; the gradients are views of one buffer per bucket."""

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from hamu.core.distributed import Grads, Layout, is_main, reduced, world_size
-from hamu.core.gram import SIDES, PairGram
+from hamu.core.distributed import Grads, Layout, is_main, world_size
+from hamu.core.gram import SIDES
 from hamu.errors import HamuError
 
 
@@ -141,9 +141,10 @@ class Sharded(Layout):
         )
         return retain, forget
 
-    def total(self, gram: PairGram) -> PairGram:
-        """Gram summed over the processes that hold the shards."""
-        return reduced(gram, lambda sums: dist.all_reduce(sums, group=self._group))
+    def agree(self, numbers: Tensor) -> Tensor:
+        """Numbers summed over the processes that hold the shards."""
+        dist.all_reduce(numbers, group=self._group)
+        return numbers
 
     def give(self, combined: Grads) -> Grads:
         """Shards of the whole gradient."""
