@@ -1,5 +1,8 @@
 """Checkpoints that stay in a folder."""
 
+import pytest
+
+from hamu.errors import HamuError
 from hamu.unlearning.trainer.resumable import Checkpoints
 
 
@@ -37,3 +40,14 @@ def test_checkpoints_of_another_program_stay(tmp_path, caplog):
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-500"]
     write(Checkpoints(tmp_path), 3, most=1)
     assert names(tmp_path) == ["checkpoint-3", "checkpoint-500"]
+
+
+def test_damaged_checkpoints_stay_where_no_whole_one_is_left(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 1)
+    (tmp_path / "checkpoint-1/weights").write_bytes(b"damaged")
+    with pytest.raises(HamuError, match=f"no whole checkpoint in {tmp_path}"):
+        checkpoints.newest(required=True)
+    assert names(tmp_path) == ["checkpoint-1"]
+    assert checkpoints.newest() is None, "the run starts anew"
+    assert names(tmp_path) == []

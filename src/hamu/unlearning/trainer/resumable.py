@@ -132,19 +132,29 @@ class Checkpoints:
         for name in removable[: max(0, len(names) - most)]:
             remove_whole(self._folder / name)
 
-    def newest(self) -> Path | None:
-        """Newest whole checkpoint, None if there is none; damaged ones above it are removed."""
+    def newest(self, *, required: bool = False) -> Path | None:
+        """Newest whole checkpoint, None if there is none; damaged ones above it are removed.
+
+        Raises:
+            HamuError: if one is required and there is none; the damaged ones stay.
+        """
 
         def find() -> Path | None:
-            ours = self._found(ours=True)
+            ours, damaged, whole = self._found(ours=True), [], None
             for step, path in reversed(self._found()):
                 damage = damage_of(path)
                 if damage is None:
-                    return path
+                    whole = path
+                    break
                 _logger.warning("%s is damaged: %s; it is skipped", path, damage)
-                if (step, path) in ours:
-                    remove_whole(path)
-            return None
+                damaged += [path] if (step, path) in ours else []
+            if required and whole is None:
+                raise HamuError(
+                    f"there is no whole checkpoint in {self._folder}; start the run anew"
+                )
+            for path in damaged:
+                remove_whole(path)
+            return whole
 
         return from_main(find)
 
@@ -227,11 +237,7 @@ class ResumableTrainer(Trainer):
         """
         checkpoint: Any = resume_from_checkpoint
         if checkpoint is True or checkpoint == "newest":
-            checkpoint = self.checkpoints.newest()
-            if checkpoint is None and resume_from_checkpoint is True:
-                raise HamuError(
-                    f"there is no whole checkpoint in {self.args.output_dir}; start the run anew"
-                )
+            checkpoint = self.checkpoints.newest(required=checkpoint is True)
         elif checkpoint and (damaged := damage_of(Path(checkpoint))):
             raise HamuError(
                 f"the checkpoint {checkpoint} is damaged: {damaged}; resume from an older one"
