@@ -201,11 +201,8 @@ def test_ones_own_folder_of_images_and_named_rows(done, tmp_path):
     job = f"unlearn {images} --model original/model --forget_rows 0,7,33 {EASY} --output_dir run"
     out = done(job)
     assert "forget 3 images (3 named rows), retain 37" in out
-    assert "left out" not in out
-    Image.new("RGB", (8, 8)).save(tmp_path / "images" / "loose.png")
     flags = "--data images --forget_rows 0 --model original/model --output_dir again"
     out = done(f"evaluate {flags}")
-    assert out.count("warning: files of images are left out (1), first images/loose.png;") == 1
     assert "membership inference: not measured" in out
 
 
@@ -232,10 +229,10 @@ def test_classes_of_a_folder_are_those_of_the_model_by_name(
         2,
         "hamu evaluate: class '5' does not exist in images; choose of 3, 7\n",
     )
-    (tmp_path / "images" / "10").mkdir()
+    (tmp_path / "images" / "3").rename(tmp_path / "images" / "10")
     code, _, err = sh(f"evaluate --data images {flags}")
     assert code == 2
-    assert "the model names its classes 0, 1, 2, ..., the data 3, 7, 10, ...;" in err
+    assert "the model names its classes 0, 1, ..., the data 7, 10, ...;" in err
 
 
 @pytest.fixture

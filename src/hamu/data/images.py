@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ _SUFFIXES = {
     *(".ppm", ".pgm"),
 }
 _OF_SPLITS = (".parquet", ".npz")
-_OF_TOOLS = ("__MACOSX", "Thumbs.db", "desktop.ini")
 _MOST_CLASSES = 100_000
+_Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
 _COLUMNS = {
     "image": ("image", "img", "images", "pixel_values", "x"),
     "label": ("label", "labels", "fine_label", "y"),
@@ -41,12 +41,10 @@ class ImageData(Dataset[dict[str, Tensor]]):
     Attributes:
         pixels: [N, C, H, W], uint8.
         labels: [N], int64, in 0..K-1.
-        classes: the K class names.
+        classes: the K class names; their numbers where the source names none.
         source: where they come from, for messages.
         rows: [N], int64, the row of each image in the split that was read.
         mean, std: of each channel of pixels in [0, 1], [C], for normalisation; see `normalized`.
-        named: False if the source names no classes; their numbers are then their names.
-        left_out: files of the source that were not read: images of no class, other files.
     """
 
     pixels: Tensor
@@ -56,8 +54,6 @@ class ImageData(Dataset[dict[str, Tensor]]):
     rows: Tensor
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    named: bool = True
-    left_out: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -173,25 +169,24 @@ def read_images(
     """
     if num_channels not in (None, 1, 3):
         raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
-    raw = _raw(source, split, {"image": image_column, "label": label_column})
-    pixels, labels = _decoded(raw.pictures, source, image_size, num_channels), raw.labels
+    columns = {"image": image_column, "label": label_column}
+    pictures, labels, classes = _raw(source, split, columns)
+    pixels = _decoded(pictures, source, image_size, num_channels)
     if labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise HamuError(
             f"the labels of {source} have type {labels.dtype} and shape {labels.shape}; expected "
             f"a whole number for each of {len(pixels)} images"
         )
-    least, highest, most = labels.min(), labels.max(), len(raw.classes) or _MOST_CLASSES
+    least, highest, most = labels.min(), labels.max(), len(classes) or _MOST_CLASSES
     if least < 0 or highest >= most:
         wrong = least if least < 0 else highest
         raise HamuError(f"label {wrong} of {source} is out of range; expected 0 to {most - 1}")
     return ImageData(
         torch.from_numpy(pixels),
         torch.from_numpy(labels.astype(np.int64)),
-        raw.classes or tuple(map(str, range(highest + 1))),
+        classes or tuple(map(str, range(highest + 1))),
         source,
         torch.arange(len(labels)),
-        named=bool(raw.classes),
-        left_out=raw.left_out,
     )
 
 
@@ -200,26 +195,18 @@ def has_test_split(source: str) -> bool:
     path = Path(source)
     if not path.is_dir():
         return source == DIGITS
-    return _folder_of_split(path, "test") != path or bool(files_of(path, "test", _OF_SPLITS))
-
-
-class _Raw(NamedTuple):
-    """Arrays, or what `Image.open` takes; no classes where the source names none."""
-
-    pictures: Iterable[Any]
-    labels: np.ndarray
-    classes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    return bool(_pictures(path / "test") or files_of(path, "test", _OF_SPLITS))
 
 
 def _raw(source: str, split: str, columns: Mapping[str, str | None]) -> _Raw:
+    """Pictures, labels, and names of classes, none where the source names none."""
     if source == DIGITS:
         return _digits(split)
     if is_of_hub(source):
         return _of_table(load_from_hub(source, split), source, columns)
     files = files_of(source, split, _OF_SPLITS)
     if not files:
-        return _of_folder(_folder_of_split(Path(source), split))
+        return _of_folder(Path(source), split)
     if files[0].suffix.lower() == ".npz":
         return _of_npz(files[0], columns)
     import datasets
@@ -237,7 +224,7 @@ def _digits(split: str) -> _Raw:
     images, labels = load_digits().images, load_digits().target
     mine = (np.arange(len(labels)) % 5 == 4) == (split == "test")
     pixels = np.rint(images[mine] * (255 / 16)).astype(np.uint8)
-    return _Raw(pixels, labels[mine], tuple("0123456789"))
+    return pixels, labels[mine], tuple("0123456789")
 
 
 def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
@@ -249,7 +236,7 @@ def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
             f"the images in {path} have type {images.dtype} and shape {images.shape}; expected "
             f"uint8 [N, H, W] or [N, H, W, C]"
         )
-    return _Raw(images.squeeze(3) if images.shape[3:] == (1,) else images, labels, classes)
+    return images.squeeze(3) if images.shape[3:] == (1,) else images, labels, classes
 
 
 def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Raw:
@@ -262,7 +249,7 @@ def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Ra
     with reading(f"the labels of {source} are not numbers"):
         labels = np.asarray(table[label])
     pictures = (c and (io.BytesIO(c["bytes"]) if c["bytes"] else c["path"]) for c in cells)
-    return _Raw(pictures, labels, classes)
+    return pictures, labels, classes
 
 
 def _column(
@@ -279,36 +266,25 @@ def _column(
     return found
 
 
-def _of_folder(path: Path) -> _Raw:
-    classes = sorted(child.name for child in _visible(path, "*") if child.is_dir())
+def _of_folder(path: Path, split: str) -> _Raw:
+    pictures = _pictures(path / split) or _pictures(path)
+    if not pictures:
+        raise HamuError(f"{path} holds no images; expected one subfolder of images per class")
+    classes = sorted({picture.parent.name for picture in pictures})
     if all(map(str.isdecimal, classes)):
         classes.sort(key=int)  # 2 before 10
-    files = {file for file in _visible(path, "**/*") if file.is_file()}
-    found = sorted(
-        (classes.index(file.parent.name), file)
-        for file in files
-        if file.parent.parent == path and file.suffix.lower() in _SUFFIXES
-    )
-    if not found:
-        raise HamuError(f"{path} holds no images; expected one subfolder of images per class")
-    labels, pictures = zip(*found, strict=True)
-    left_out = sorted(map(str, files - {*pictures}))
-    return _Raw(pictures, np.array(labels), tuple(classes), tuple(left_out))
+    pictures.sort(key=lambda picture: (classes.index(picture.parent.name), picture))
+    labels = np.array([classes.index(picture.parent.name) for picture in pictures])
+    return pictures, labels, tuple(classes)
 
 
-def _folder_of_split(folder: Path, split: str) -> Path:
-    """Find the folder of a split: "train" and "test" are splits if they hold folders."""
-    splits = [folder / name for name in ("train", "test") if (folder / name).is_dir()]
-    has_classes = any(child.is_dir() for place in splits for child in _visible(place, "*"))
-    return folder / split if has_classes and folder / split in splits else folder
-
-
-def _visible(folder: Path, pattern: str) -> list[Path]:
-    """List what is in a folder but for what tools leave, such as .ipynb_checkpoints."""
+def _pictures(folder: Path) -> list[Path]:
+    """List the images of the classes of a folder, without what tools hide there."""
     return [
         path
-        for path in folder.glob(pattern)
-        if not any(p.startswith(".") or p in _OF_TOOLS for p in path.relative_to(folder).parts)
+        for path in folder.glob("*/*")
+        if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+        if path.is_file() and not path.parent.name.startswith((".", "__MACOSX"))
     ]
 
 

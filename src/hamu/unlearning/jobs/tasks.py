@@ -364,11 +364,7 @@ class ImageTask(Task):
 
     def read(self, source: str, split: str) -> ImageData:
         data = images.read_images(source, split, **self.reading)
-        if data.left_out:
-            left = f"({len(data.left_out)}), first {data.left_out[0]}"
-            only = "only files named as images in a folder per class are read"
-            self.tell(f"warning: files of {data.source} are left out {left}; {only}")
-        if split == "train" and data.named and self.classes_of is not None:
+        if split == "train" and self.classes_of is not None:
             classes = classifiers.class_names(self.classes_of)
             if classes is not None and set(data.classes) <= set(classes):
                 return data.with_classes(classes)
