@@ -6,6 +6,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from hamu import HamuError
+from hamu.core.gram import SIDES
 from hamu.data import PairCollator, PairedDataset
 
 RETAIN, FORGET = list(range(10)), list(range(100, 104))
@@ -77,7 +78,7 @@ class WithAlternatives(list):
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_another_answer_stands_in_the_batch_of_its_own_record(at_once):
-    pairs = PairedDataset(RETAIN, WithAlternatives(FORGET), with_alternatives=True)
+    pairs = PairedDataset(RETAIN, WithAlternatives(FORGET), sides=[*SIDES, "alternative"])
     collate = PairCollator(lambda items: {"values": items})
     rows = list(range(7))
     batch = collate(pairs.__getitems__(rows) if at_once else [pairs[i] for i in rows])

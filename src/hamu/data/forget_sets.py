@@ -181,9 +181,8 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
             row = f"record {position} of {texts.source}"
             raise HamuError(f"{row} has no column {column}; it has {column_names(record.fields)}")
         cell = record.fields[column]
-        written = [str(cell)]
-        if cell is None or isinstance(cell, bool):
-            written.append(json.dumps(cell))
+        is_word = cell is None or isinstance(cell, bool)
+        written = [str(cell), json.dumps(cell)] if is_word else [str(cell)]
         if any(map(matches, written)) != (operator == "!="):
             chosen.append(position)
     return chosen
@@ -244,18 +243,17 @@ def _split(
 
 
 class PairedDataset(Dataset[dict[str, Any]]):
-    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, or one of the two sides.
+    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, or what `sides` names of it.
 
     Args:
         retain: the data that stay; their number is the length of an epoch, whatever the sides.
         forget: the data that must go.
-        sides: the sides that a method needs, of "retain" and "forget".
+        sides: of "retain", "forget" and "alternative"; the last are other answers to the forget
+            records, from the data set `forget.alternatives`.
         seed: seed of every order.
         shuffle: "epoch" for a new order each epoch, "once" for the orders of the rounds that begin
             in the first epoch (the paper).
         with_positions: True if batches name their forget records by position, each once.
-        with_alternatives: True if batches have the other answers to their forget records too, from
-            the data set `forget.alternatives`.
 
     Attributes:
         focus: (start, positions), at most two: from this place of the run on, counted in pairs, the
@@ -274,14 +272,14 @@ class PairedDataset(Dataset[dict[str, Any]]):
         seed: int = 42,
         shuffle: Shuffle = "epoch",
         with_positions: bool = False,
-        with_alternatives: bool = False,
     ) -> None:
         self._data: dict[str, Any] = {"retain": retain, "forget": forget}
         for side, data in self._data.items():
             if len(data) == 0:
                 raise HamuError(f"the {side} set is empty; give at least one record to {side}")
         self._sides, self._with_positions = tuple(sides), with_positions
-        self._alternatives: Any = self._data["forget"].alternatives if with_alternatives else None
+        if ALTERNATIVE in sides:
+            self._data[ALTERNATIVE] = self._data["forget"].alternatives
         self._seed, self._shuffle, self._epoch = seed, shuffle, 0
         self.focus: list[tuple[int, list[int]]] = []
 
@@ -301,10 +299,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
         self._epoch = epoch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        items = {side: self._data[side][self._position(side, index)] for side in self._sides}
-        if "forget" in items and self._alternatives is not None:
-            items[ALTERNATIVE] = self._alternatives[self._position("forget", index)]
-        return items
+        return {side: self._data[side][self._position(side, index)] for side in self._sides}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         """A batch: for each side a list of items, or the result of its own `__getitems__`.
@@ -313,32 +308,26 @@ class PairedDataset(Dataset[dict[str, Any]]):
         """
         batch: dict[str, Any] = {WEIGHT: 0.0} if min(indices) < 0 else {}
         for side in self._sides:
-            data = self._data[side]
             positions = [self._position(side, ~i if i < 0 else i) for i in indices]
-            if side == "forget" and self._with_positions:
+            if side != "retain" and self._with_positions:
                 positions = list(dict.fromkeys(positions))
                 batch[POSITIONS] = torch.tensor(positions)
-            batch[side] = _fetched(data, positions)
-            if side == "forget" and self._alternatives is not None:
-                batch[ALTERNATIVE] = _fetched(self._alternatives, positions)
+            fetch = getattr(self._data[side], "__getitems__", None)
+            one_by_one = (self._data[side][i] for i in positions)
+            batch[side] = fetch(positions) if fetch else list(one_by_one)
         return batch
 
     def _position(self, side: str, index: int) -> int:
         place, focus = self._epoch * len(self) + index, list[int]()
-        if side == "forget":
+        if side != "retain":
             focus = next((of for start, of in reversed(self.focus) if place >= start), focus)
         length = len(focus) or len(self._data[side])
         turn, place = divmod(place, length)
         if self._shuffle == "once" and not focus:
             turn %= -(-len(self) // length)  # the rounds that begin in the first epoch
-        seed = (self._seed * 1_000_003 + turn) * 2 + SIDES.index(side)
+        seed = (self._seed * 1_000_003 + turn) * 2 + (side != "retain")
         found = int(_order(seed, length)[place])
         return focus[found] if focus else found
-
-
-def _fetched(data: Any, positions: list[int]) -> Any:
-    fetch = getattr(data, "__getitems__", None)
-    return fetch(positions) if fetch else [data[i] for i in positions]
 
 
 @lru_cache(maxsize=8)  # of two sides; a batch may reach from one round into the next

@@ -38,7 +38,7 @@ from hamu.core.methods import Method
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients, PairStep
 from hamu.data import UnlearningData
-from hamu.data.forget_sets import POSITIONS, WEIGHT, PairCollator, PairedDataset
+from hamu.data.forget_sets import ALTERNATIVE, POSITIONS, WEIGHT, PairCollator, PairedDataset
 from hamu.data.images import collate
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
@@ -120,14 +120,14 @@ class UnlearnTrainer(ResumableTrainer):
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
         self._own_sides = [side_of_process(rank(), world_size())] if self._is_split else self.sides
+        has_others = args.needs_alternatives and "forget" in self._own_sides
         pairs = PairedDataset(
             retain_dataset,
             forget_dataset,
-            sides=self._own_sides,
+            sides=[*self._own_sides, ALTERNATIVE] if has_others else self._own_sides,
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
-            with_alternatives=args.needs_alternatives,
         )
         data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
         check_items(model, data_collator, **data)
