@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hamu.evaluation import Predictions, TokenPredictions, classifier_report
-from hamu.evaluation.reports import change_intervals, record_intervals
+from hamu.evaluation.reports import intervals
 from hamu.unlearning.record import changes, figures
 
 
@@ -32,35 +32,35 @@ def expected(values):
 
 def test_an_interval_is_as_wide_as_the_standard_error_says():
     found = classifier(2000)
-    assert record_intervals(found)["loss"] == expected(found.losses.numpy())
+    assert intervals(found)["loss"] == expected(found.losses.numpy())
 
 
 def test_tokens_of_one_text_are_drawn_together():
     """A hundred tokens of two texts are two observations: the ends are the texts' losses."""
     before = texts([50, 50], [0.5] * 50 + [2.0] * 50)
-    found = record_intervals(before)
+    found = intervals(before)
     assert found["loss"] == (0.5, 2.0)
     assert found["accuracy"] == (0.0, 1.0)
     assert found["probability"] == pytest.approx((math.exp(-2.0), math.exp(-0.5)))
     after = texts([50, 50], [1.5] * 50 + [1.8] * 50)
-    assert change_intervals(before, after)["loss"] == pytest.approx((-0.2, 1.0))
+    assert intervals(after, before)["loss"] == pytest.approx((-0.2, 1.0))
 
 
 def test_the_change_of_the_same_records_is_known_better_than_either_figure():
     before = classifier(2000)
     after = Predictions(before.logits + 0.05 * classifier(2000, seed=1).logits, before.labels)
-    low, high = change_intervals(before, after)["loss"]
+    low, high = intervals(after, before)["loss"]
     assert (low, high) == expected((after.losses - before.losses).numpy())
-    alone = record_intervals(after)["loss"]
+    alone = intervals(after)["loss"]
     assert 10 * (high - low) < alone[1] - alone[0]
-    assert change_intervals(before, before) == {"loss": (0.0, 0.0), "accuracy": (0.0, 0.0)}
+    assert intervals(before, before) == {"loss": (0.0, 0.0), "accuracy": (0.0, 0.0)}
 
 
 def test_what_has_no_interval():
     infinite = texts([1, 1], [np.inf, 1.0])
-    assert record_intervals(classifier(1)) == {}
-    assert set(record_intervals(infinite)) == {"accuracy", "probability"}
-    assert "loss" not in change_intervals(infinite, infinite)
+    assert intervals(classifier(1)) == {}
+    assert set(intervals(infinite)) == {"accuracy", "probability"}
+    assert "loss" not in intervals(infinite, infinite)
 
 
 def test_a_recorded_change_is_after_less_before_and_its_interval_is_around_it():

@@ -25,7 +25,7 @@ from hamu.evaluation.predictions import Collate, Predictions, TokenPredictions
 
 FEWEST = 5  # records on each side, and folds
 _SMALLEST_SPREAD = 1e-3  # below it one token has all of the probability, within float32
-FALSE_POSITIVES = 0.01  # rate at which `AttackScores.tpr` counts the true positives
+_FALSE_POSITIVES = 0.01  # rate at which `AttackScores.tpr` counts the true positives
 _GAMMA = 2.0  # RMIA's threshold of the likelihood ratio
 
 
@@ -51,28 +51,25 @@ class AttackScores:
         is_member = np.repeat([1, 0], [len(self.members), len(self.nonmembers)])
         return is_member, torch.cat([self.members, self.nonmembers]).numpy()
 
-    @property
-    def is_usable(self) -> bool:
-        """True if there are scores of both, all finite."""
-        return bool(
-            len(self.members) and len(self.nonmembers) and np.isfinite(self.ranked[1]).all()
-        )
-
-    @property
-    def auc(self) -> float:
-        """Area under the ROC curve."""
+    @cached_property
+    def auc(self) -> float | None:
+        """Area under the ROC curve; None without scores of both, or where one is not finite."""
         from sklearn.metrics import roc_auc_score
 
-        return float(roc_auc_score(*self.ranked))
+        is_known = len(self.members) and len(self.nonmembers) and np.isfinite(self.ranked[1]).all()
+        return float(roc_auc_score(*self.ranked)) if is_known else None
 
     @property
-    def tpr(self) -> float:
+    def tpr(self) -> float | None:
         """Largest share of members above a threshold that at most 1% of the nonmembers exceed.
 
         TPR at 1% FPR (Carlini et al. 2022); with fewer than 100 nonmembers, at no false positive.
+        None as `auc`.
         """
+        if self.auc is None:
+            return None
         nonmembers, members = self.roc(all_of_it=True)
-        return float(members[nonmembers <= FALSE_POSITIVES].max())
+        return float(members[nonmembers <= _FALSE_POSITIVES].max())
 
     def roc(self, *, all_of_it: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
         """ROC curve: shares of nonmembers and of members above each threshold, from 0 to 1."""
@@ -81,20 +78,15 @@ class AttackScores:
         nonmembers, members, _ = roc_curve(*self.ranked, drop_intermediate=not all_of_it)
         return nonmembers, members
 
-    def figures(self, name: str) -> dict[str, float | None]:
-        """AUC and TPR of an attack of this name; None where a score is not finite."""
-        found = (self.auc, self.tpr) if self.is_usable else (None, None)
-        return dict(zip((f"{name}_auc", f"{name}_tpr_at_1_fpr"), found, strict=True))
-
 
 def membership_inference(
     forget: Predictions, test: Predictions, seed: int = 42
 ) -> MembershipInference | None:
     """Attack the losses by a logistic regression (after Shokri et al. 2017), and by a threshold.
 
-    Each class contributes as many records of the forget as of the test set, drawn at random, so
-    that the attacks cannot win by telling classes apart; the test set was never trained on. None if
-    fewer than 5 records match, or a loss is not finite. `seed` is that of draw and folds.
+    Each class contributes as many records of the forget as of the test set, drawn at random: the
+    attacks cannot win by telling classes apart. None if fewer than 5 records match, or a loss is
+    not finite. `seed` is that of draw and folds.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -102,7 +94,7 @@ def membership_inference(
     from sklearn.preprocessing import StandardScaler
 
     scores = loss_attack(forget, test, seed)
-    if scores is None:
+    if scores is None or scores.auc is None:
         return None
     folds = StratifiedKFold(FEWEST, shuffle=True, random_state=seed)
     # balanced: an uneven ratio in a fold must neither help nor hurt the regression
@@ -114,11 +106,11 @@ def membership_inference(
 
 
 def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:
-    """Scores behind the AUC of `membership_inference`: log p of the right class; None as there."""
-    # no probabilities: those of losses beyond 745 are all 0, and would tie
+    """Scores behind the AUC of `membership_inference`; None if fewer than 5 records match."""
+    # log p, as probabilities of losses beyond 745 are all 0, and would tie
     first, second = matched_by_class(forget.labels, test.labels, seed)
     found = AttackScores(-forget.losses[first], -test.losses[second])
-    return found if len(first) >= FEWEST and found.is_usable else None
+    return found if len(first) >= FEWEST else None
 
 
 def matched_by_class(forget: Tensor, test: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -140,12 +132,6 @@ def auc_of(report: Mapping[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
-def muse_auc(report: Mapping[str, Any]) -> float | None:
-    """AUC behind MUSE's PrivLeak, of Min-K% at 40%."""
-    found: float | None = (report["membership_inference"] or {}).get("min_k_40")
-    return found
-
-
 def text_membership(
     forget: TokenPredictions,
     holdout: TokenPredictions,
@@ -159,14 +145,8 @@ def text_membership(
     """
     members = membership_scores(forget, forget_texts)
     nonmembers = membership_scores(holdout, holdout_texts)
-    found = {name: auc_or_none(members[name], nonmembers[name]) for name in members}
+    found = {name: AttackScores(members[name], nonmembers[name]).auc for name in members}
     return None if set(found.values()) == {None} else found
-
-
-def auc_or_none(members: Tensor, nonmembers: Tensor) -> float | None:
-    """AUC of scores, [N] and [M]; None without any, or where one is not finite."""
-    scores = AttackScores(members, nonmembers)
-    return scores.auc if scores.is_usable else None
 
 
 def membership_scores(predictions: TokenPredictions, texts: Sequence[str]) -> dict[str, Tensor]:
@@ -174,14 +154,11 @@ def membership_scores(predictions: TokenPredictions, texts: Sequence[str]) -> di
     sizes = torch.tensor([len(zlib.compress(text.encode())) for text in texts])
     spread = predictions.spread.clamp(min=_SMALLEST_SPREAD)
     normalized = (-predictions.losses - predictions.expected) / spread
-    return {
-        "loss": -predictions.record_losses,
-        "zlib": -predictions.record_losses / sizes,
-        "min_k": min_k_scores(predictions),
-        "min_k_40": min_k_scores(predictions, 0.4),
-        "min_k_plus_plus": _mean_of_lowest(predictions, normalized, 0.2),
-        "min_k_plus_plus_40": _mean_of_lowest(predictions, normalized, 0.4),
-    }
+    found = {"loss": -predictions.record_losses, "zlib": -predictions.record_losses / sizes}
+    for name, values in (("min_k", -predictions.losses), ("min_k_plus_plus", normalized)):
+        found[name] = min_k_scores(predictions, values)
+        found[f"{name}_40"] = min_k_scores(predictions, values, 0.4)
+    return found
 
 
 def reference_scores(predictions: TokenPredictions, reference: TokenPredictions) -> Tensor:
@@ -214,13 +191,8 @@ def gradient_scores(model: nn.Module, data: Dataset[Any], collate: Collate) -> T
     return torch.stack(scores)
 
 
-def min_k_scores(predictions: TokenPredictions, k: float = 0.2) -> Tensor:
-    """`min_k` of `membership_scores` alone, which needs no texts."""
-    return _mean_of_lowest(predictions, -predictions.losses, k)
-
-
-def _mean_of_lowest(predictions: TokenPredictions, values: Tensor, k: float) -> Tensor:
-    """Mean of the share k of lowest values in each record, [records]."""
+def min_k_scores(predictions: TokenPredictions, values: Tensor, k: float = 0.2) -> Tensor:
+    """Mean of the share k of lowest token values in each record, [records]."""
     each = (one.sort().values for one in predictions.each(values))
     return torch.stack([one[: max(1, int(len(one) * k))].mean() for one in each])
 
@@ -311,13 +283,13 @@ def shadow_figures(
     logits = torch.cat([forget.logits, test.logits[second]])
     members, others = first, torch.arange(len(forget.labels), len(labels))
 
-    def figures(name: str, scores: Tensor) -> dict[str, float | None]:
-        return AttackScores(scores[members], scores[others]).figures(name)
-
     every = [-Predictions(one, labels).losses for one in (logits, *shadows.trained)]
-    found = figures("rmia", rmia_scores(every[0], torch.stack(every[1:]), others))
+    scores = {"rmia": rmia_scores(every[0], torch.stack(every[1:]), others)}
     if shadows.unlearned is not None:
         sure = confidences(shadows.unlearned, labels)
-        scores = ulira_scores(confidences(logits, labels), sure, shadows.holds)
-        found |= figures("ulira", scores)
+        scores["ulira"] = ulira_scores(confidences(logits, labels), sure, shadows.holds)
+    found: dict[str, float | None] = {}
+    for name, values in scores.items():
+        attack = AttackScores(values[members], values[others])
+        found |= {f"{name}_auc": attack.auc, f"{name}_tpr_at_1_fpr": attack.tpr}
     return found

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hamu.core.plugins import made, plugins
 from hamu.errors import HamuError
 from hamu.evaluation.membership import (
-    auc_or_none,
+    AttackScores,
     loss_attack,
     membership_inference,
     reference_scores,
@@ -28,28 +28,10 @@ from hamu.evaluation.memorization import exact_memorization, extraction_strength
 from hamu.evaluation.predictions import Predictions, TokenPredictions, probabilities
 
 BySet = Mapping[str, Predictions] | Mapping[str, TokenPredictions]
-Ends = dict[str, tuple[float, float]]  # the low and the high end of each figure
 _LEVELS = (0.025, 0.975)
 _REPLICATES = 1000
+_TOFU_SETS = {"forget": "forget", "retain": "retain", "real_authors": "ra", "world_facts": "wf"}
 _logger = logging.getLogger(__name__)
-# Keys of OpenUnlearning (Dorna et al. 2025).
-_OF_SETS = {"retain": "retain", "real_authors": "ra", "world_facts": "wf"}
-_ATTACKS = {
-    "mia_loss": "loss",
-    "mia_zlib": "zlib",
-    "mia_min_k": "min_k_40",
-    "mia_min_k_plus_plus": "min_k_plus_plus_40",
-}
-_METRICS = {
-    name: name
-    for name in ("extraction_strength", "exact_memorization", "mia_gradnorm", "mia_reference")
-} | {
-    "forget_Q_A_ROUGE": "forget_rouge",
-    "retain_Q_A_ROUGE": "retain_rouge",
-    "forget_knowmem_ROUGE": "forget_knowmem",
-    "retain_knowmem_ROUGE": "retain_knowmem",
-    "forget_verbmem_ROUGE": "forget_verbmem",
-}
 
 
 def classifier_report(
@@ -75,20 +57,22 @@ def classifier_report(
     report: dict[str, Any] = {}
     of_sets: dict[str, Any] = {}
     of_classes: dict[str, Any] = {}
-    theirs = None if reference is None else _with_rest(reference, target_class)
-    for name, ours in _with_rest(predictions, target_class).items():
-        places = {key: (ours.labels == number) for number, key in enumerate(classes)}
-        places = {key: chosen for key, chosen in places.items() if chosen.any()}
-        by_class = {key: _figures(_of(ours, chosen)) for key, chosen in places.items()}
-        report[name] = _figures(ours) | {"samples": len(ours.labels)}
-        for figure in ("loss", "accuracy"):
-            report[name][f"per_class_{figure}"] = {key: f[figure] for key, f in by_class.items()}
-        if theirs is not None:
-            of_sets[name] = _against(ours, theirs[name])
-            of_classes[name] = {
-                key: _against(_of(ours, chosen), _of(theirs[name], chosen))
-                for key, chosen in places.items()
-            }
+    for name, ours in predictions.items():
+        own = {"loss": ours.losses, "accuracy": ours.correct.double()}
+        against = {} if reference is None else _against(ours, reference[name])
+        sets = {name: torch.ones_like(ours.correct)}
+        if name == "test" and target_class is not None:
+            rest = ours.labels.ne(target_class)
+            sets |= {"test_without_class": rest} if rest.any() else {}
+        for key, chosen in sets.items():
+            by_class = {name: chosen & (ours.labels == n) for n, name in enumerate(classes)}
+            by_class = {name: places for name, places in by_class.items() if places.any()}
+            report[key] = _means(own, chosen) | {"samples": int(chosen.sum())}
+            for figure, values in own.items():
+                means = {name: values[places].mean().item() for name, places in by_class.items()}
+                report[key][f"per_class_{figure}"] = means
+            of_sets[key] = _means(against, chosen)
+            of_classes[key] = {name: _means(against, at) for name, at in by_class.items()}
     report["membership_inference"] = inference = _inference(predictions, seed)
     scores = "test" in predictions and loss_attack(predictions["forget"], predictions["test"], seed)
     report["metrics"] = {"tpr_at_1_fpr": scores.tpr if scores else None}
@@ -99,18 +83,42 @@ def classifier_report(
         difference = {key: inference[key] - found[key] for key in ("accuracy", "auc")}
     report["metrics"] |= _against_retraining(of_sets, difference)
     retain_model = {"membership_inference": found, "membership_inference_difference": difference}
-    against = {"against_retain_model": of_sets, "against_retain_model_per_class": of_classes}
-    return report | against | {"retain_model": retain_model}
+    against_both = {"against_retain_model": of_sets, "against_retain_model_per_class": of_classes}
+    return report | against_both | {"retain_model": retain_model}
+
+
+def _means(values: Mapping[str, Tensor], chosen: Tensor) -> dict[str, float]:
+    return {name: each[chosen].mean().item() for name, each in values.items()}
+
+
+def _against(ours: Predictions, reference: Predictions) -> dict[str, Tensor]:
+    """Figures of each sample against the retain model, [N] float64."""
+    counts = ours.logits.shape[-1], reference.logits.shape[-1]
+    if counts[0] != counts[1]:
+        raise HamuError(
+            f"the model has {counts[0]} classes, the retain model {counts[1]}; both need the same"
+        )
+    log_p = (ours.log_probabilities, reference.log_probabilities)
+    agree = ours.logits.argmax(-1) == reference.logits.argmax(-1)
+    return {
+        "loss_difference": ours.losses - reference.losses,
+        "accuracy_difference": ours.correct.double() - reference.correct.double(),
+        "kl": nn.functional.kl_div(*log_p, reduction="none", log_target=True).sum(-1),
+        "agreement": agree.double(),
+    }
+
+
+def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, Any] | None:
+    if "test" not in predictions:
+        return None
+    found = membership_inference(predictions["forget"], predictions["test"], seed)
+    return None if found is None else asdict(found)
 
 
 def _against_retraining(
     of_sets: Mapping[str, Mapping[str, float]], inference: Mapping[str, float] | None
 ) -> dict[str, float | None]:
-    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024b) to the retain model.
-
-    With the accuracy gaps d of forget, retain and test set (without the class to forget): the
-    product of their 1 - |d|, and the mean of the |d| and of the gap in membership inference.
-    """
+    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024b) to the retain model."""
     test = "test_without_class" if "test_without_class" in of_sets else "test"
     if test not in of_sets:
         return {"tug_of_war": None, "average_gap": None}
@@ -134,8 +142,13 @@ def text_report(
     """
     report: dict[str, Any] = {}
     for name, one in predictions.items():
-        counts = {"records": one.records, "tokens": len(one.losses)}
-        report[name] = _figures(one) | {"probability": probabilities(one).mean().item()} | counts
+        report[name] = {
+            "loss": one.losses.mean().item(),
+            "accuracy": one.correct.double().mean().item(),
+            "probability": probabilities(one).mean().item(),
+            "records": one.records,
+            "tokens": len(one.losses),
+        }
     report["membership_inference"] = None
     if "test" in predictions:
         report["membership_inference"] = text_membership(
@@ -147,76 +160,37 @@ def text_report(
     }
     if reference is not None and "test" in predictions:
         both = (reference_scores(predictions[n], reference[n]) for n in ("forget", "test"))
-        report["metrics"]["mia_reference"] = auc_or_none(*both)
+        report["metrics"]["mia_reference"] = AttackScores(*both).auc
     return report
 
 
-def _with_rest(
-    predictions: Mapping[str, Predictions], target_class: int | None
-) -> dict[str, Predictions]:
-    """All sets; with "test_without_class", if a class is to be forgotten and has others beside."""
-    sets = dict(predictions)
-    if target_class is not None and "test" in sets:
-        rest = sets["test"].labels != target_class
-        if rest.any():
-            sets["test_without_class"] = _of(sets["test"], rest)
-    return sets
-
-
-def _of(predictions: Predictions, chosen: Tensor) -> Predictions:
-    return Predictions(predictions.logits[chosen], predictions.labels[chosen])
-
-
-def _figures(predictions: Predictions | TokenPredictions) -> dict[str, Any]:
-    accuracy = predictions.correct.double().mean().item()
-    return {"loss": predictions.losses.mean().item(), "accuracy": accuracy}
-
-
-def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, Any] | None:
-    if "test" not in predictions:
-        return None
-    found = membership_inference(predictions["forget"], predictions["test"], seed)
-    return None if found is None else asdict(found)
-
-
-def _against(ours: Predictions, reference: Predictions) -> dict[str, float]:
-    counts = ours.logits.shape[-1], reference.logits.shape[-1]
-    if counts[0] != counts[1]:
-        raise HamuError(
-            f"the model has {counts[0]} classes, the retain model {counts[1]}; both need the same"
-        )
-    kl = nn.functional.kl_div(
-        ours.log_probabilities, reference.log_probabilities, reduction="batchmean", log_target=True
-    )
-    agree = ours.logits.argmax(-1) == reference.logits.argmax(-1)
-    mine, theirs = _figures(ours), _figures(reference)
-    differences = {f"{name}_difference": mine[name] - theirs[name] for name in mine}
-    return {**differences, "kl": kl.item(), "agreement": agree.double().mean().item()}
-
-
-def record_intervals(predictions: Predictions | TokenPredictions, *, seed: int = 42) -> Ends:
-    """95% percentile bootstrap intervals of a set's figures (Efron 1979) over its records.
-
-    The tokens of a text depend on each other, so each draw takes a text as a whole. A figure that
-    is not finite, or over fewer than two records, has no interval.
-    """
-    return _intervals(_per_record(predictions), seed)
-
-
-def change_intervals(
-    before: Predictions | TokenPredictions,
-    after: Predictions | TokenPredictions,
+def intervals(
+    predictions: Predictions | TokenPredictions,
+    before: Predictions | TokenPredictions | None = None,
     *,
     seed: int = 42,
-) -> Ends:
-    """Paired intervals of the change of each figure between two models on the same records.
+) -> dict[str, tuple[float, float]]:
+    """95% percentile bootstrap intervals of a set's figures (Efron 1979) over its records.
 
-    A record's difficulty cancels in the difference, so these are narrower than those of both.
+    With `before`, of another model on the same records, of the change since: a record's difficulty
+    cancels in the difference. The tokens of a text depend on each other, so each draw takes a text
+    as a whole. A figure that is not finite, or over fewer than two records, has no interval.
     """
-    old, new = _per_record(before), _per_record(after)
-    with np.errstate(invalid="ignore"):  # infinite in both
-        changes = {name: np.stack([new[name][0] - of, count]) for name, (of, count) in old.items()}
-    return _intervals(changes, seed)
+    columns = _per_record(predictions)
+    if before is not None:
+        with np.errstate(invalid="ignore"):  # infinite in both
+            for name, (value, _) in _per_record(before).items():
+                columns[name][0] -= value
+    finite = {name: pair for name, pair in columns.items() if np.isfinite(pair).all()}
+    records = columns["loss"].shape[1]
+    if records < 2 or not finite:
+        return {}
+    pairs = np.stack(list(finite.values()))
+    rng = np.random.default_rng(seed)
+    draws = (rng.integers(records, size=records) for _ in range(_REPLICATES))
+    totals = np.stack([pairs @ np.bincount(draw, minlength=records) for draw in draws])
+    ends = np.quantile(totals[..., 0] / totals[..., 1], _LEVELS, axis=0)
+    return {name: (low, high) for name, (low, high) in zip(finite, ends.T.tolist(), strict=True)}
 
 
 def _per_record(predictions: Predictions | TokenPredictions) -> dict[str, NDArray[Any]]:
@@ -226,8 +200,7 @@ def _per_record(predictions: Predictions | TokenPredictions) -> dict[str, NDArra
         pairs = {"loss": (predictions.losses, 1), "accuracy": (predictions.correct, 1)}
     else:
         tokens = predictions.lengths
-        right = torch.zeros(len(tokens), dtype=torch.float64)
-        right.index_add_(0, predictions.record, predictions.correct.double())
+        right = torch.stack([one.sum() for one in predictions.each(predictions.correct)])
         pairs = {
             "loss": (predictions.record_losses * tokens, tokens),
             "accuracy": (right, tokens),
@@ -237,19 +210,6 @@ def _per_record(predictions: Predictions | TokenPredictions) -> dict[str, NDArra
         name: np.stack(np.broadcast_arrays(of, count)).astype(float)
         for name, (of, count) in pairs.items()
     }
-
-
-def _intervals(figures: Mapping[str, NDArray[Any]], seed: int) -> Ends:
-    finite = {name: pair for name, pair in figures.items() if np.isfinite(pair).all()}
-    records = next(iter(figures.values())).shape[1]
-    if records < 2 or not finite:
-        return {}
-    columns = np.stack(list(finite.values()))
-    rng = np.random.default_rng(seed)
-    draws = (rng.integers(records, size=records) for _ in range(_REPLICATES))
-    totals = np.stack([columns @ np.bincount(draw, minlength=records) for draw in draws])
-    ends = np.quantile(totals[..., 0] / totals[..., 1], _LEVELS, axis=0)
-    return {name: (low, high) for name, (low, high) in zip(finite, ends.T.tolist(), strict=True)}
 
 
 class Metric(ABC):
@@ -298,7 +258,7 @@ def further_figures(predictions: BySet, reference: BySet | None) -> dict[str, fl
 
 
 def open_unlearning(report: Mapping[str, Any]) -> dict[str, float]:
-    """Figures of a report with the keys and units of OpenUnlearning's summary files.
+    """Figures of a report with the keys and units of OpenUnlearning (Dorna et al. 2025).
 
     Its attacks take k = 40%, its PrivLeak is in percent, its gibberish figure is the clean share;
     TOFU's own sets take the place of the run's. A figure that was not measured has no key.
@@ -306,23 +266,27 @@ def open_unlearning(report: Mapping[str, Any]) -> dict[str, float]:
     Args:
         report: evaluation.json of a language model.
     """
-    metrics, tofu = report["metrics"], report.get("tofu", {})
-    found = {f"{side}_Q_A_Prob": report[side]["probability"] for side in ("forget", "retain")}
-    found |= {key: metrics.get(name) for key, name in _METRICS.items()}
-    inference = report["membership_inference"] or {}
-    found |= {key: inference.get(name) for key, name in _ATTACKS.items()}
+    metrics, inference = report["metrics"], report["membership_inference"] or {}
     leak, noise = report.get("privleak"), metrics.get("gibberish")
-    found["privleak"] = None if leak is None else 100 * leak
-    found["forget_Q_A_gibberish"] = None if noise is None else 1 - noise
-    for name, short in {"forget": "forget", **_OF_SETS}.items():
-        one = tofu.get(name, {})
-        ratio = "forget_truth_ratio" if name == "forget" else f"{short}_Truth_Ratio"
-        probability = "Prob" if name in ("forget", "retain") else "Prob_normalised"
-        own = {
-            f"{short}_Q_A_{probability}": one.get("probability"),
-            f"{short}_Q_A_ROUGE": one.get("rouge"),
-            ratio: one.get("truth_ratio"),
-        }
+    found = {
+        "privleak": None if leak is None else 100 * leak,
+        "forget_Q_A_gibberish": None if noise is None else 1 - noise,
+    }
+    for name in ("extraction_strength", "exact_memorization", "mia_gradnorm", "mia_reference"):
+        found[name] = metrics.get(name)
+    for name in ("loss", "zlib", "min_k_40", "min_k_plus_plus_40"):
+        found[f"mia_{name.removesuffix('_40')}"] = inference.get(name)
+    for side in ("forget", "retain"):
+        found[f"{side}_Q_A_Prob"] = report[side]["probability"]
+        found[f"{side}_Q_A_ROUGE"] = metrics.get(f"{side}_rouge")
+        for name in ("knowmem", "verbmem"):
+            found[f"{side}_{name}_ROUGE"] = metrics.get(f"{side}_{name}")
+    tofu = report.get("tofu", {})
+    for name, short in _TOFU_SETS.items():
+        outside = "" if name == short else "_normalised"
+        ratio = "truth_ratio" if name == "forget" else "Truth_Ratio"
+        keys = {"probability": f"Q_A_Prob{outside}", "rouge": "Q_A_ROUGE", "truth_ratio": ratio}
+        own = {f"{short}_{key}": tofu.get(name, {}).get(of) for of, key in keys.items()}
         found |= {key: value for key, value in own.items() if value is not None}
     found |= {key: tofu.get(key) for key in ("forget_quality", "model_utility")}
     return {key: value for key, value in found.items() if value is not None}

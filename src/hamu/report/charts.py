@@ -316,11 +316,13 @@ def membership_charts(found: Observations) -> list[Chart]:
 
 def _attack(found: Observations, role: str) -> AttackScores | None:
     """Scores of forget and test records; None for too few, or if one is not finite."""
+    sets: Any = found.predictions[role]
+    forget, test = sets["forget"], sets["test"]
     if isinstance(found, ImageObservations):
-        sets = found.predictions[role]
-        return loss_attack(sets["forget"], sets["test"], found.seed)
-    scores = AttackScores(*(min_k_scores(found.predictions[role][n]) for n in ("forget", "test")))
-    return scores if scores.is_usable else None
+        scores = loss_attack(forget, test, found.seed)
+    else:
+        scores = AttackScores(*(min_k_scores(one, -one.losses) for one in (forget, test)))
+    return None if scores is None or scores.auc is None else scores
 
 
 def answer_probabilities(found: TextObservations, contents: bool) -> Chart:

@@ -25,8 +25,8 @@ from hamu.data.forget_sets import UnlearningData
 from hamu.errors import HamuError, first_line
 from hamu.evaluation.membership import (
     FEWEST,
+    AttackScores,
     ShadowPredictions,
-    auc_or_none,
     gradient_scores,
     matched_by_class,
     shadow_figures,
@@ -95,7 +95,7 @@ def _of_texts(
             if _GRADNORM in names:
                 sets = task.fitted_problem(model, problem).sets()
                 both = [gradient_scores(model, sets[n], task.collator) for n in ("forget", "test")]
-                found[_GRADNORM] = auc_or_none(*both)
+                found[_GRADNORM] = AttackScores(*both).auc
             if _VERBMEM in names:
                 texts = task.some_records(problem.forget, asked.generate)
                 data = encode(texts, task.tokenizer, task.length_for(model))

@@ -33,7 +33,6 @@ from hamu.evaluation import (
     privleak,
     text_report,
 )
-from hamu.evaluation.membership import muse_auc
 from hamu.evaluation.reports import further_figures
 from hamu.files import DIGITS, MERGED, MINIATURE, is_local, located
 from hamu.models import classifiers, language, storage
@@ -585,7 +584,8 @@ class TextTask(Task):
 
 def privleak_of(report: Mapping[str, Any]) -> float | None:
     """MUSE's PrivLeak; None without both AUCs, or where the retain model's is 1."""
-    ours, theirs = muse_auc(report), muse_auc(report["retain_model"])
+    both = (one["membership_inference"] or {} for one in (report, report["retain_model"]))
+    ours, theirs = (one.get("min_k_40") for one in both)
     if ours is None or theirs is None or theirs == 1:
         return None
     return privleak(1 - ours, 1 - theirs)

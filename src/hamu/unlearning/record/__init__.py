@@ -22,7 +22,7 @@ from hamu import files
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
-from hamu.evaluation.reports import Ends, change_intervals, record_intervals
+from hamu.evaluation.reports import intervals
 from hamu.files import HUB, is_of_hub
 from hamu.models.storage import is_adapter
 from hamu.unlearning.goals import forgotten_words, meaning
@@ -153,7 +153,7 @@ def figures(report: Found, predictions: Found | None = None, seed: int = 42) -> 
         sets[name] = {"records": found["samples"] if "samples" in found else found["records"]}
         sets[name] |= {key: found[key] for key in FIGURES if key in found}
         if predictions is not None:
-            sets[name] |= _named(record_intervals(predictions[name], seed=seed), found)
+            sets[name] |= _named(intervals(predictions[name], seed=seed), found)
     theirs = report.get("retain_model", {})
     # of images; it has a set more than the record
     against = report.get("against_retain_model") or {
@@ -176,14 +176,14 @@ def changes(
     found = {}
     for name, now in after["sets"].items():
         was = before["sets"][name]
-        intervals = change_intervals(*(one[name] for one in predictions), seed=seed)
+        old, new = (one[name] for one in predictions)
         change = {key: now[key] - was[key] for key in FIGURES if key in now}
-        found[name] = change | _named(intervals, now)
+        found[name] = change | _named(intervals(new, old, seed=seed), now)
     return found
 
 
-def _named(intervals: Ends, of: Found) -> dict[str, Any]:
-    return {f"{key}_interval": intervals.get(key) for key in FIGURES if key in of}
+def _named(ends: Found, of: Found) -> dict[str, Any]:
+    return {f"{key}_interval": ends.get(key) for key in FIGURES if key in of}
 
 
 def goal_figures(goal: Found | None) -> dict[str, Any] | None:
