@@ -93,10 +93,10 @@ def write_run(folder, steps=20, *, finished=True, names=("a", "b"), blocks=BLOCK
     (folder / "config.yaml").write_text(config)
     write_lines(folder / "steps.jsonl", (step_line(step, steps) for step in range(1, steps + 1)))
     lines = [{"step": 0, "blocks": list(blocks)}]
-    for number, step in enumerate(range(1, steps + 1, max(1, steps // 500))):
+    for step in range(1, steps + 1, max(1, steps // 500)):
         values = [round((step / steps + k / len(blocks)) % 1, 3) for k in range(len(blocks))]
         change = None if step == 1 else [0.01 + v for v in values]
-        lines.append({"step": step, "number": number, "cos": values, "change": change})
+        lines.append({"step": step, "cos": values, "change": change})
     write_lines(folder / "layers.jsonl", lines)
     if finished:
         (folder / "evaluation.json").write_text(json.dumps(evaluation(steps, names, is_text)))

@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from hamu import UnlearnConfig
@@ -14,8 +12,7 @@ from hamu.data.images import collate
 from hamu.files import LAYERS
 from hamu.models.classifiers import new_classifier
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import TrainConfig, train_original
-from hamu.unlearning.trainer.logs import LayerLog, stride
+from hamu.unlearning.trainer import TrainConfig, logs, train_original
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
 
@@ -32,10 +29,10 @@ def trainer_of(tmp_path, data):
     common = {"constraint_mode": "relative", "stopping": "off", "learning_rate": 0.05}
     common |= {"max_steps": 3, "check_steps": 1, "per_device_train_batch_size": 8}
 
-    def make(**settings):
+    def make(callbacks=(), **settings):
         args = UnlearnConfig(output_dir=str(tmp_path), **common | settings)
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-        return quiet_trainer(model, problem, args, [], collate)
+        return quiet_trainer(model, problem, args, [*callbacks], collate)
 
     return make
 
@@ -56,48 +53,21 @@ def test_training_of_the_original_shows_its_bar_unless_told_not_to(tmp_path, dat
         assert bool("".join(capfd.readouterr())) is not quiet
 
 
-def take(log, steps):
-    for step in steps:
-        log.take(step, ["b0", "b1"], lambda step=step: {"cos": [step / 3] * 2, "change": None})
-        log.write()
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder.path / LAYERS).read_text().splitlines()]
-
-
-def test_a_short_log_has_every_line(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    take(LayerLog(folder), range(10, 60, 10))
-    head, *rest = lines(folder)
-    assert head == {"step": 0, "blocks": ["b0", "b1"]}
-    assert [(one["step"], one["number"]) for one in rest] == [(10 * n + 10, n) for n in range(5)]
-    assert rest[0]["cos"] == [3.333, 3.333], "four digits"
-    assert rest[0]["change"] is None
-
-
-@given(st.integers(0, 10**7), st.integers(1, 10**5))
-def test_the_log_is_bounded(count, blocks):
-    every = stride(count, blocks)
-    kept = len(range(0, count, every))
-    assert kept <= 512
-    assert kept * blocks * 2 <= max(400_000, 16 * 2 * blocks)
-    assert every == 1 or len(range(0, count, every // 2)) > 16, "no coarser than it must be"
-
-
-@pytest.mark.parametrize(("killed", "saved"), [(5, 3), (1300, 700), (40, 0)])
-def test_a_resumed_log_ends_as_that_of_a_whole_run(tmp_path, killed, saved):
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "broken")
-    take(LayerLog(whole), range(1, 1501))
-    _, *rest = lines(whole)
-    assert [one["number"] for one in rest] == list(range(0, 1500, 4)), "thinned evenly"
-    take(LayerLog(broken), range(1, killed + 1))
-    with open(broken.path / LAYERS, "a") as file:
-        file.write('{"step": 9')  # killed while it wrote
-    again = LayerLog(broken)
-    again.resume(saved, saved)
-    take(again, range(saved + 1, 1501))
-    assert (broken.path / LAYERS).read_text() == (whole.path / LAYERS).read_text()
+@pytest.mark.parametrize(
+    ("logged", "most", "steps"),
+    [(1, 9, [1, 2, 3, 4, 5, 6, 7]), (1, 3, [3, 6]), (2, 9, [2, 4, 6]), (2, 1, [])],
+)
+def test_the_log_of_the_layers_is_bounded(trainer_of, tmp_path, monkeypatch, logged, most, steps):
+    monkeypatch.setattr(logs, "_MOST_LINES", most)
+    monkeypatch.setattr(logs, "_FEWEST_LINES", 0)
+    log = logs.StepLog(RunFolder(tmp_path / "run"), {}, {}, resume=False)
+    log.trainer = trainer_of(max_steps=7, logging_steps=logged, callbacks=[log])
+    log.trainer.train()
+    head, *rest = map(json.loads, (tmp_path / "run" / LAYERS).read_text().splitlines())
+    assert head == {"step": 0, "blocks": ["1.weight", "1.bias"]}
+    assert [one["step"] for one in rest] == steps
+    for one in rest:
+        assert all(value == float(f"{value:.4g}") for value in (*one["cos"], *one["change"]))
 
 
 @pytest.mark.parametrize(

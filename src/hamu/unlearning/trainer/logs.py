@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, TextColumn
 from rich.table import Column
-from transformers import ProgressCallback, Trainer, TrainerCallback
+from transformers import IntervalStrategy, ProgressCallback, Trainer, TrainerCallback
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
@@ -38,7 +38,11 @@ _LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
 
 
 class StepLog(TrainerCallback):
-    """Write settings and inputs of a run, then a line per step in two logs, from its first step."""
+    """Settings and inputs of a run, then a line per step in two logs, from its first step.
+
+    layers.jsonl begins with the blocks, {"step": 0, "blocks": [...]}; then lines at even steps have
+    cosθ and ‖Δw‖ of each block, null where unknown.
+    """
 
     trainer: Any  # the `UnlearnTrainer` of these steps; to be set before the run begins
 
@@ -50,15 +54,15 @@ class StepLog(TrainerCallback):
         resume: bool,
     ) -> None:
         self._folder, self._settings, self._inputs, self._resume = folder, settings, inputs, resume
-        self._begun = False
-        self._lines: list[dict[str, Any]] = []
-        self._layers = LayerLog(folder)
+        self._begun = self._names_blocks = False
+        self._lines: list[tuple[str, dict[str, Any]]] = []  # and the log of each
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove the lines of steps after the checkpoint: a resumed run takes them once more."""
-        if self._resume:
-            at = state.global_step
-            self._layers.resume(at, self._folder.keep_lines(STEPS, lambda line: line["step"] <= at))
+        self._every = layer_interval(args, state, len(self.trainer.pair.block_names))
+        for log in (STEPS, LAYERS) if self._resume else ():
+            kept = self._folder.keep_lines(log, lambda line: line["step"] <= state.global_step)
+            self._names_blocks = kept > 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the folder once a step was taken; a checkpoint may come next."""
@@ -69,10 +73,17 @@ class StepLog(TrainerCallback):
         """Append the figures of a step; JSON holds those that are not finite as null."""
         if "taken" in logs:
             step = {"step": state.global_step}
-            self._lines.append(step | {name: _finite(value) for name, value in logs.items()})
-            if is_main():
-                blocks = self.trainer.pair.block_names
-                self._layers.take(state.global_step, blocks, self.trainer.watch.block_figures)
+            self._lines.append(
+                (STEPS, step | {name: _finite(value) for name, value in logs.items()})
+            )
+            if not self._names_blocks:
+                self._lines.append((LAYERS, {"step": 0, "blocks": self.trainer.pair.block_names}))
+                self._names_blocks = True
+            if is_main() and state.global_step % self._every == 0:
+                figures = self.trainer.watch.block_figures().items()
+                # four digits are enough for a picture
+                short = {k: v and [_finite(float(f"{x:.4g}")) for x in v] for k, v in figures}
+                self._lines.append((LAYERS, step | short))
         self.on_step_end(args, state, control)
 
     def begin(self) -> None:
@@ -80,64 +91,18 @@ class StepLog(TrainerCallback):
         if not self._begun:
             self._folder.begin(self._settings, self._inputs)
             self._begun = True
-        for line in self._lines:
-            self._folder.append_line(STEPS, line)
+        for log, line in self._lines:
+            self._folder.append_line(log, line)
         self._lines.clear()
-        self._layers.write()
 
 
-class LayerLog:
-    """layers.jsonl: figures of every block at the logged steps, bounded in size.
-
-    The first line names the blocks: {"step": 0, "blocks": [...]}. Each other has the step, the
-    number of its line in steps.jsonl (from 0), cosθ and ‖Δw‖ of each block, null where unknown. It
-    keeps every n-th line, n doubling whenever there would be too many, so that a resumed run keeps
-    the same ones.
-    """
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._number, self._blocks, self._every = 0, 0, 1
-        self._lines: list[dict[str, Any]] = []
-
-    def resume(self, step: int, logged: int) -> None:
-        """Go on after the step of a checkpoint, with so many lines in steps.jsonl up to it."""
-        self._folder.keep_lines(LAYERS, lambda line: logged > 0 and line["step"] <= step)
-        self._number = logged
-
-    def take(
-        self, step: int, blocks: list[str], figures: Callable[[], Mapping[str, list[float] | None]]
-    ) -> None:
-        """Take the figures of a step that has just been logged, if its line stays."""
-        if not self._blocks:
-            self._blocks = len(blocks)
-            self._every = stride(self._number, self._blocks)
-            if not self._number:
-                self._lines.append({"step": 0, "blocks": blocks})
-        if self._number % self._every == 0:
-            # four digits are enough for a picture
-            short = {
-                name: values and [_finite(float(f"{value:.4g}")) for value in values]
-                for name, values in figures().items()
-            }
-            self._lines.append({"step": step, "number": self._number, **short})
-        self._number += 1
-
-    def write(self) -> None:
-        """Append the new lines; thin out a log that is too long."""
-        for line in self._lines:
-            self._folder.append_line(LAYERS, line)
-        self._lines.clear()
-        every = stride(self._number, self._blocks)
-        if every != self._every:
-            self._every = every
-            self._folder.keep_lines(LAYERS, lambda line: line.get("number", 0) % every == 0)
-
-
-def stride(lines: int, blocks: int) -> int:
-    """Smallest power of two that leaves few enough of so many lines."""
-    most = max(_FEWEST_LINES, min(_MOST_LINES, _MOST_FIGURES // max(1, 2 * blocks)))
-    return 1 << max(0, math.ceil(math.log2(max(1, lines) / most)))
+def layer_interval(args: Any, state: Any, blocks: int) -> int:
+    """Steps between two lines of layers.jsonl, which bound the log of a whole run."""
+    most = max(_FEWEST_LINES, min(_MOST_LINES, _MOST_FIGURES // (2 * blocks)))
+    if args.logging_strategy != IntervalStrategy.STEPS:
+        return 1
+    logged: int = state.logging_steps
+    return logged * math.ceil(state.max_steps / logged / most)
 
 
 def _finite(value: Any) -> Any:
