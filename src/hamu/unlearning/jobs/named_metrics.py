@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,6 @@ from hamu.unlearning.trainer import UnlearnConfig, train_original
 from hamu.unlearning.trainer.logs import task_bar
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
-_GRADNORM, _VERBMEM, _RMIA, _ULIRA = "mia_gradnorm", "verbmem", "rmia", "ulira"
 Measure = Callable[[Any, Mapping[str, Any]], dict[str, float | None]]
 # A shadow model leaves nothing behind, and is measured here alone.
 _ALONE = {
@@ -54,7 +53,7 @@ _ALONE = {
 def named_metrics(task: Task, problem: UnlearningData[Any], asked: EvaluateOptions) -> Measure:
     """Check what is asked for; returns what measures a model, given with its predictions."""
     names = asked.names("metrics")
-    known = (_GRADNORM, _VERBMEM) if isinstance(task, TextTask) else (_RMIA, _ULIRA)
+    known = ("mia_gradnorm", "verbmem") if isinstance(task, TextTask) else ("rmia", "ulira")
     for name in names:
         if name not in known:
             choices = f"of {task.noun} it may be {', '.join(known)}; all others need no name"
@@ -68,11 +67,11 @@ def named_metrics(task: Task, problem: UnlearningData[Any], asked: EvaluateOptio
             raise HamuError(f"{option} {getattr(asked, option)} is for texts; leave it out")
     if not names:
         return lambda model, predictions: {}
-    shadows = Shadows(task, problem, asked.shadow_models, ulira=_ULIRA in names)
+    shadows = _shadows(task, problem, asked.shadow_models, unlearned="ulira" in names)
 
     def measure(model: Any, predictions: Mapping[str, Any]) -> dict[str, float | None]:
         sides = (predictions["forget"], predictions["test"])
-        found = shadow_figures(*sides, shadows.predictions(), task.args.seed)
+        found = shadow_figures(*sides, shadows(), task.args.seed)
         return {key: value for key, value in found.items() if key.partition("_")[0] in names}
 
     return measure
@@ -81,129 +80,97 @@ def named_metrics(task: Task, problem: UnlearningData[Any], asked: EvaluateOptio
 def _of_texts(
     task: TextTask, problem: UnlearningData[Any], asked: EvaluateOptions, names: list[str]
 ) -> Measure:
-    if _GRADNORM in names and problem.test is None:
-        raise HamuError(f"{_GRADNORM} needs data never trained on; give --test_data")
-    if _VERBMEM in names and not asked.generate:
-        raise HamuError(f"{_VERBMEM} generates texts; give a --generate above 0")
-    listed = asked.names("lm_eval")
-    tasks = harness_tasks(listed) if listed else None
-    size = task.args.eval_batch_size
+    if "mia_gradnorm" in names and problem.test is None:
+        raise HamuError("mia_gradnorm needs data never trained on; give --test_data")
+    if "verbmem" in names and not asked.generate:
+        raise HamuError("verbmem generates texts; give a --generate above 0")
+    harness = _harness(task, asked.names("lm_eval"))
 
     def measure(model: Any, predictions: Mapping[str, Any]) -> dict[str, float | None]:
         found: dict[str, float | None] = {}
         with task.evaluation_precision():
-            if _GRADNORM in names:
+            if "mia_gradnorm" in names:
                 sets = task.fitted_problem(model, problem).sets()
                 both = [gradient_scores(model, sets[n], task.collator) for n in ("forget", "test")]
-                found[_GRADNORM] = AttackScores(*both).auc
-            if _VERBMEM in names:
+                found["mia_gradnorm"] = AttackScores(*both).auc
+            if "verbmem" in names:
                 texts = task.some_records(problem.forget, asked.generate)
                 data = encode(texts, task.tokenizer, task.length_for(model))
-                found["forget_verbmem"] = verbmem(model, task.tokenizer, data, size).mean().item()
-            if tasks is not None:
-                found |= harness_figures(tasks, model, task.tokenizer, size)
-        return found
+                scores = verbmem(model, task.tokenizer, data, task.args.eval_batch_size)
+                found["forget_verbmem"] = scores.mean().item()
+            return found | harness(model)
 
     return measure
 
 
-class Shadows:
-    """Pool of forget records and as many test records, and the models that train on half of it.
+def _shadows(
+    task: Task, problem: UnlearningData[Any], count: int, *, unlearned: bool
+) -> Callable[[], ShadowPredictions]:
+    """Check what shadow models need; returns what trains them and predicts their pool.
 
-    Two models at a time take the two halves of a random division by class, so that as many were
-    trained on a record as were not; all train on the retain set.
+    The pool has the forget records and as many test records. Two models at a time take the two
+    halves of a random division by class, so that as many were trained on a record as were not; all
+    train on the retain set.
     """
+    if count < 4 or count % 2:
+        raise HamuError(f"shadow_models {count} must be an even number of at least 4")
+    forget, test, seed = problem.forget, problem.test, task.args.seed
+    if test is None:
+        raise HamuError("rmia and ulira need data never trained on; give --test_data")
+    train_config, unlearn_config = _settings_behind(str(task.run.model), unlearned=unlearned)
+    drawn = matched_by_class(forget.labels, test.labels, seed)[1]
+    if len(drawn) < FEWEST:
+        raise HamuError(
+            f"rmia and ulira need at least {FEWEST} test images of the classes that are "
+            f"forgotten; there are {len(drawn)}"
+        )
+    pool = forget.joined(test.select(drawn))
+    unseen = test.select(sorted({*range(len(test))} - {*drawn.tolist()}))
 
-    def __init__(
-        self, task: Task, problem: UnlearningData[Any], count: int, *, ulira: bool
-    ) -> None:
-        if count < 4 or count % 2:
-            raise HamuError(f"shadow_models {count} must be an even number of at least 4")
-        if problem.test is None:
-            raise HamuError("rmia and ulira need data never trained on; give --test_data")
-        self._task, self._problem, self._count = task, problem, count
-        self._test: Any = problem.test
-        self._train, self._unlearn = _settings_behind(str(task.run.model))
-        if ulira and self._unlearn is None:
-            raise HamuError(
-                f"ulira repeats the run that made the model, and {task.run.model} is in no folder "
-                f"of hamu unlearn; leave out ulira"
-            )
-        self._unlearn = self._unlearn if ulira else None
-        seed = task.args.seed
-        self._drawn = matched_by_class(problem.forget.labels, problem.test.labels, seed)[1]
-        if len(self._drawn) < FEWEST:
-            raise HamuError(
-                f"rmia and ulira need at least {FEWEST} test images of the classes that are "
-                f"forgotten; there are {len(self._drawn)}"
-            )
-
-    def predictions(self) -> ShadowPredictions:
-        """Train all shadow models, one after the other, and predict the pool with each."""
-        pool = self._problem.forget.joined(self._test.select(self._drawn))
-        seed, generator = self._task.args.seed, torch.Generator()
-        trained, unlearned, holds = [], [], []
-        with TemporaryDirectory() as place, task_bar(self._task.console) as bar:
-            for number in bar.track(range(self._count), description="shadow models"):
-                generator.manual_seed(seed + number // 2)
-                half = _half_of_each(pool.labels, generator)
-                half = ~half if number % 2 else half
-                found = self._trained(pool, half, seed + number, place)
-                trained.append(found[0])
-                unlearned += found[1:]
-                holds.append(half)
-        after = torch.stack(unlearned) if unlearned else None
-        return ShadowPredictions(torch.stack(trained), after, torch.stack(holds))
-
-    def _trained(self, pool: Any, half: Tensor, seed: int, place: str) -> list[Tensor]:
+    def predicted(mine: list[int], rest: list[int], seed: int, place: str) -> list[Tensor]:
         """Logits [N, K] of one model for the pool, after training and, if asked for, unlearning."""
-        problem, task = self._problem, self._task
-        mine, rest = half.nonzero().flatten(), (~half).nonzero().flatten()
         data = problem.retain.joined(pool.select(mine))
         how = {**_ALONE, "output_dir": place, "seed": seed}
-        options = {"config": str(self._train), "eval_on_start": False, **how}
-        settings = settings_of("train", options)
-        maker = choose_task(settings, Console(quiet=True))
+        options = {"config": str(train_config), "eval_on_start": False, **how}
+        maker = choose_task(settings_of("train", options), Console(quiet=True))
         set_seed(seed)
         model = maker.new_model(str(maker.run.model), data)
         data, known = maker.fitted(model, data, pool)
         maker.args.disable_tqdm = True
         train_original(model, data, maker.args, task.collator)
         found = [task.predict(model, known).logits]
-        if self._unlearn is None:
-            return found
-        options = {"config": str(self._unlearn), **how}
-        kinds = (DataOptions, RunOptions, UnlearnConfig)
-        args = settings_of("unlearn", options, kinds).of(UnlearnConfig)
-        args.settle_batch_sizes(is_text=False)
-        sets = {"forget": pool.select(mine), "test": self._unseen(pool, rest)}
-        own = maker.fitted_problem(model, replace(problem, **sets))
-        quiet_trainer(model, own, args, [], task.collator).train()
-        return [*found, task.predict(model, known).logits]
+        if unlearn_config is not None:
+            kinds = (DataOptions, RunOptions, UnlearnConfig)
+            options = {"config": str(unlearn_config), **how}
+            args = settings_of("unlearn", options, kinds).of(UnlearnConfig)
+            args.settle_batch_sizes(is_text=False)
+            sets = {"forget": pool.select(mine), "test": unseen.joined(pool.select(rest))}
+            own = maker.fitted_problem(model, replace(problem, **sets))
+            quiet_trainer(model, own, args, [], task.collator).train()
+            found.append(task.predict(model, known).logits)
+        return found
 
-    def _unseen(self, pool: Any, rest: Tensor) -> Any:
-        """Test data that a model was not trained on, with the half of the pool that it lacks."""
-        others = torch.ones(len(self._test), dtype=torch.bool)
-        others[self._drawn] = False
-        return self._test.select(others.nonzero().flatten()).joined(pool.select(rest))
+    def train() -> ShadowPredictions:
+        from sklearn.model_selection import StratifiedKFold
 
+        found, holds = [], torch.zeros(count, len(pool), dtype=torch.bool)
+        with TemporaryDirectory() as place, task_bar(task.console) as bar:
+            for number in bar.track(range(count), description="shadow models"):
+                divided = StratifiedKFold(2, shuffle=True, random_state=seed + number // 2)
+                mine, rest = list(divided.split(pool.labels, pool.labels))[number % 2]
+                holds[number, mine] = True
+                found.append(predicted(mine.tolist(), rest.tolist(), seed + number, place))
+        trained, *after = map(torch.stack, zip(*found, strict=True))
+        return ShadowPredictions(trained, after[0] if after else None, holds)
 
-def _half_of_each(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Random half of the records of each class, [N] bool; of an odd number one more or less."""
-    chosen = torch.zeros(len(labels), dtype=torch.bool)
-    for label in set(labels.tolist()):
-        places = (labels == label).nonzero().flatten()
-        places = places[torch.randperm(len(places), generator=generator)]
-        extra = int(torch.randint(2, (), generator=generator))
-        chosen[places[: (len(places) + extra) // 2]] = True
-    return chosen
+    return train
 
 
-def _settings_behind(model: str) -> tuple[Path, Path | None]:
+def _settings_behind(model: str, *, unlearned: bool) -> tuple[Path, Path | None]:
     """The config.yaml of the training behind a model, and that of the run that unlearned it."""
-    config, unlearn = Path(model).parent / CONFIG, None
-    if config.with_name(RECORD).is_file():
-        unlearn = config
+    config = run = Path(model).parent / CONFIG
+    is_of_run = config.with_name(RECORD).is_file()
+    if is_of_run:
         options = settings_of("unlearn", {"config": str(config)}, (RunOptions,))
         config = Path(str(options.of(RunOptions).model)).parent / CONFIG
     if not config.is_file():
@@ -211,19 +178,21 @@ def _settings_behind(model: str) -> tuple[Path, Path | None]:
             f"rmia and ulira train shadow models as the original model was trained, and {config} "
             f"is not there; name a model of hamu train, or of a run of hamu unlearn from one"
         )
-    return config, unlearn
+    if unlearned and not is_of_run:
+        raise HamuError(
+            f"ulira repeats the run that made the model, and {model} is in no folder of hamu "
+            f"unlearn; leave out ulira"
+        )
+    return config, run if unlearned else None
 
 
-def harness_tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
-    """Find the tasks of lm-evaluation-harness: its manager, and the tasks for `harness_figures`.
-
-    Args:
-        names: names of its tasks, or YAML files.
-
-    Raises:
-        HamuError: if it is not installed, or a task is unknown.
-    """
+def _harness(task: TextTask, names: list[str]) -> Callable[[Any], dict[str, float]]:
+    """Find tasks of lm-evaluation-harness, or YAML files; returns what measures a model on them."""
+    if not names:
+        return lambda model: {}
     try:
+        import lm_eval
+        from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise HamuError(
@@ -236,33 +205,23 @@ def harness_tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
         if not (Path(name).is_file() if name in files else manager.match_tasks([name])):
             known = "a YAML file, or a name of `lm-eval ls tasks`"
             raise HamuError(f"lm_eval task {name!r} is unknown; expected {known}")
-    return manager, list(names)
-
-
-def harness_figures(
-    tasks: tuple[Any, list[Any]], model: Any, tokenizer: Any, batch_size: int
-) -> dict[str, float]:
-    """Measure the model on tasks of `harness_tasks`; figures by task and metric, "TASK_METRIC".
-
-    Raises:
-        HamuError: if a task cannot be run.
-    """
-    import lm_eval
-    from lm_eval.models.huggingface import HFLM
-
-    manager, names = tasks
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     how: dict[str, Any] = {"task_manager": manager, "bootstrap_iters": 0, "log_samples": False}
-    try:
-        with redirect_stderr(io.StringIO()):  # bars of every step
-            wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-            found = lm_eval.simple_evaluate(wrapped, tasks=names, **how)
-    except Exception as error:  # of its own, of data that are not there, of a task's own code
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise HamuError(f"lm_eval {','.join(names)} cannot be run: {reason}") from error
-    return {
-        f"{task}_{metric.removesuffix(',none')}": float(value)
-        for task, figures in found["results"].items()
-        for metric, value in figures.items()
-        if isinstance(value, float) and "_stderr" not in metric
-    }
+
+    def measure(model: Any) -> dict[str, float]:
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        parts = {"tokenizer": task.tokenizer, "batch_size": task.args.eval_batch_size}
+        try:
+            with redirect_stderr(io.StringIO()):  # bars of every step
+                wrapped = HFLM(pretrained=model, **parts)
+                found = lm_eval.simple_evaluate(wrapped, tasks=names, **how)
+        except Exception as error:  # of its own, of data that are not there, of a task's own code
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise HamuError(f"lm_eval {','.join(names)} cannot be run: {reason}") from error
+        return {
+            f"{name}_{metric.removesuffix(',none')}": float(value)
+            for name, figures in found["results"].items()
+            for metric, value in figures.items()
+            if isinstance(value, float) and "_stderr" not in metric
+        }
+
+    return measure
