@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from transformers import set_seed
 
 from hamu import files
@@ -27,7 +29,7 @@ from hamu.evaluation.reports import open_unlearning
 from hamu.files import MINIATURE
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks, plot_frontiers
-from hamu.report.run import AnsweredRecord, answered
+from hamu.report.run import answered
 from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, goal_lines, goal_report
 from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
@@ -39,6 +41,11 @@ from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
 
 _REAL_ANSWERS = 1000  # that tell language from gibberish
+_ROLES = {
+    "model": attack_results.UNLEARNED,
+    "original": attack_results.ORIGINAL,
+    "retain": attack_results.RETRAINED,
+}
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     folder, problem = task.start()
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
     named = named_metrics(task, problem, asked)
-    tofu = _Tofu(task, asked) if isinstance(task, TextTask) else None
+    tofu = _tofu_sets(task, asked) if isinstance(task, TextTask) else TofuSets()
     attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(
         problem.sets(),
@@ -146,11 +153,11 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         asked.target_share,
         has_retain_model=retain_model is not None,
     )
-    reference, original = None, None
+    reference, original, ratios = None, None, None
     if retain_model is not None:
         other, reference = task.predictions(retain_model, problem)
-        if tofu is not None:
-            tofu.compare_with(other)
+        if isinstance(task, TextTask) and tofu.forget is not None:
+            ratios = _tofu(task, other, TofuSets(tofu.forget))["forget"]["truth_ratios"]
         del other
     if goal is not None and goal.kind == "unseen" and task.original_model is not None:
         original = task.predictions(task.original_model, problem, only=("test",))[1]
@@ -165,74 +172,57 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         # first what is known, whatever becomes of what takes longer
         folder.write_json(files.EVALUATION, plain(report))
         folder.write_config(settings.given)
-        if tofu is not None and tofu.is_wanted:
-            report["tofu"] = tofu.report(model, report.get("privleak"))
-            folder.write_json(files.EVALUATION, plain(report))
-        if isinstance(task, TextTask) and asked.generate:
-            pages = _write_answers(task, folder, model, problem, asked.generate)
-            report["metrics"] |= _answer_figures(task, problem, pages)
+        if isinstance(task, TextTask):
+            if tofu != TofuSets():
+                report["tofu"] = _tofu(task, model, tofu, asked.generate)
+                if ratios is not None:
+                    ours = report["tofu"]["forget"]["truth_ratios"]
+                    report["tofu"]["forget_quality"] = forget_quality(ours, ratios)
+                if report.get("privleak") is not None:  # beside forget quality
+                    report["tofu"]["privleak"] = report["privleak"]
+            if asked.generate:
+                report["metrics"] |= _answers(task, folder, model, problem, asked.generate)
         report["metrics"] |= named(model, predictions)
         folder.write_json(files.EVALUATION, plain(report))
         if asked.format:
             folder.write_json(files.OPEN_UNLEARNING, plain(open_unlearning(report)))
         if attacks is not None:
             del model
-            attacked = _saved(attacks(), folder, problem)
+            attacked = attacks(folder)
     return Evaluated(folder.path, problem.forget_name, report, tuple(lines), attacked)
 
 
-class _Tofu:
-    """TOFU's figures on the data that are named, once a tokenizer has been tried on them."""
-
-    def __init__(self, task: TextTask, options: EvaluateOptions) -> None:
-        self._task, self._generate = task, options.generate
-        self._ratios: Any = None  # of the retain model
-        named = [getattr(options, name) for name in TOFU_SETS]  # in the order of `TofuSets`
-        read = [name and task.read(task.located(name), "train") for name in named]
-        self._sets, self.is_wanted = TofuSets(*read), any(read)
-        if self.is_wanted:
-            tokenizer = task.load_tokenizer(str(task.run.model), task.run.base_model)
-            for texts in filter(None, read):
-                for one in (texts, texts.answering(PERTURBED)):
-                    encode(one, tokenizer, task.data.max_length)
-
-    def compare_with(self, retain_model: Any) -> None:
-        """Keep the truth ratios of the retain model, for forget quality."""
-        if self._sets.forget is not None:
-            found = self._measure(retain_model, TofuSets(forget=self._sets.forget), 0)
-            self._ratios = found["forget"]["truth_ratios"]
-
-    def report(self, model: Any, privleak: float | None) -> dict[str, Any]:
-        """The figures of a model; the table has PrivLeak beside forget quality."""
-        found = self._measure(model, self._sets, self._generate)
-        if self._ratios is not None:
-            found["forget_quality"] = forget_quality(found["forget"]["truth_ratios"], self._ratios)
-        return found if privleak is None else found | {"privleak": privleak}
-
-    def _measure(self, model: Any, sets: TofuSets, generate: int) -> dict[str, Any]:
-        task = self._task
-        with task.evaluation_precision():
-            return tofu_report(
-                model,
-                task.tokenizer,
-                sets,
-                task.args.eval_batch_size,
-                task.length_for(model),
-                generate or None,
-                task.args.seed,
-                generate=generate > 0,
-            )
+def _tofu_sets(task: TextTask, asked: EvaluateOptions) -> TofuSets:
+    """Read the data of TOFU that are named, and try the tokenizer on them."""
+    named = [getattr(asked, name) for name in TOFU_SETS]  # in the order of `TofuSets`
+    sets = [name and task.read(task.located(name), "train") for name in named]
+    if any(sets):
+        tokenizer = task.load_tokenizer(str(task.run.model), task.run.base_model)
+        for texts in filter(None, sets):
+            for one in (texts, texts.answering(PERTURBED)):
+                encode(one, tokenizer, task.data.max_length)
+    return TofuSets(*sets)
 
 
-def _write_answers(
+def _tofu(task: TextTask, model: Any, sets: TofuSets, generate: int = 0) -> dict[str, Any]:
+    how = (task.args.eval_batch_size, task.length_for(model), generate or None, task.args.seed)
+    with task.evaluation_precision():
+        return tofu_report(model, task.tokenizer, sets, *how, generate=generate > 0)
+
+
+def _answers(
     task: TextTask, folder: RunFolder, model: Any, problem: UnlearningData[Any], most: int
-) -> dict[str, list[AnsweredRecord]]:
-    """Write the page of answers side by side, and the same as JSON lines; returns them by set."""
+) -> dict[str, float | None]:
+    """Write answers side by side, as a page and as JSON lines; returns their figures.
+
+    These are ROUGE-L recall and KnowMem of the model, and the share of gibberish.
+    """
     models = [("answer", model, task.tokenizer)]
     if task.original_model:
         original = task.load_model(task.original_model)
         models = [("before", original, task.tokenizer), ("after", model, models[0][2])]
     pages, lines = {}, []
+    found: dict[str, float | None] = {}
     for name in ("forget", "retain"):
         texts = task.some_records(problem.sets()[name], most)
         if not all(record.prompt for record in texts.records):
@@ -241,30 +231,20 @@ def _write_answers(
         answers = {}
         for label, one, task.tokenizer in models:
             answers[label] = task.answers_of(one.to(task.args.device), texts)
-        pages[name] = answered(texts, answers)
-        for row in pages[name]:
+        pages[name] = page = answered(texts, answers)
+        for row in page:
             line: dict[str, Any] = {"set": name, "prompt": row.prompt, "expected": row.expected}
             line |= {label: {"answer": text, "rouge": r} for label, text, r in row.answers}
             lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        _, own, rouge = zip(*(row.answers[-1] for row in page), strict=True)
+        known = knowmem(own, [row.expected for row in page], task.tokenizer)
+        found |= {f"{name}_rouge": fmean(rouge), f"{name}_knowmem": known.mean().item()}
+        if name == "forget":
+            real = task.some_records(problem.retain, _REAL_ANSWERS).records
+            found["gibberish"] = gibberish(own, [record.answer for record in real])
     if pages:
         folder.write_text(files.ANSWERS_PAGE, answers_page(pages), private=True)
         folder.write_text(files.ANSWERS, "".join(lines), private=True)
-    return pages
-
-
-def _answer_figures(
-    task: TextTask, problem: UnlearningData[Any], pages: Mapping[str, list[AnsweredRecord]]
-) -> dict[str, float | None]:
-    """ROUGE-L recall and KnowMem of the model's answers, and the share of gibberish."""
-    found: dict[str, float | None] = {}
-    for name, page in pages.items():
-        _, answers, rouge = zip(*(row.answers[-1] for row in page), strict=True)
-        found[f"{name}_rouge"] = fmean(rouge)
-        known = knowmem(answers, [row.expected for row in page], task.tokenizer)
-        found[f"{name}_knowmem"] = known.mean().item()
-        if name == "forget":
-            real = task.some_records(problem.retain, _REAL_ANSWERS).records
-            found["gibberish"] = gibberish(answers, [record.answer for record in real])
     return found
 
 
@@ -272,21 +252,15 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     """Fine-tune copies of a model, and measure whether what was forgotten comes back."""
     task = choose_task(settings_of("attack", options), console or silent())
     folder, problem = task.start()
-    result = _attacks(task, problem)()
+    run = _attacks(task, problem)
     with folder:
-        attacked = _saved(result, folder, problem)
+        attacked = run(folder)
         folder.write_config(task.given)
     return attacked
 
 
-def _saved(result: AttackResult, folder: RunFolder, problem: UnlearningData[Any]) -> Attacked:
-    folder.write_json(files.ATTACK, plain(result.to_json()))
-    plot_attacks(result, folder.path / files.ATTACK_PICTURE)
-    return Attacked(folder.path, problem.forget_name, result)
-
-
-def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackResult]:
-    """Check the attacks asked for; returns what runs them on one model after the other."""
+def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], Attacked]:
+    """Check the attacks asked for; returns what runs them on all models and saves the result."""
     settings = task.settings.of(AttackSettings)
     kind: Kind = "text" if isinstance(task, TextTask) else "image"
     names = settings.names(kind)
@@ -301,28 +275,25 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[], AttackRes
     elif named is not None:
         only = attack_results.RELEARN_UNRELATED
         raise HamuError(f"unrelated_data {named} has no effect without the attack {only}")
-    roles = {
-        "model": attack_results.UNLEARNED,
-        "original": attack_results.ORIGINAL,
-        "retain": attack_results.RETRAINED,
-    }
-    models = {roles[key]: name for key, name in task.named_models().items()}
+    models = task.named_models()
 
-    def run() -> AttackResult:
+    def loaded(bar: Progress) -> Iterator[tuple[str, Any, AttackData]]:
+        for key, name in models.items():
+            bar.update(TaskID(0), description=f"attacks on the {_ROLES[key]} model")
+            model = task.on_device(task.start_model(name))
+            fitted = task.fitted_problem(model, problem)
+            others = task.fitted(model, unrelated)[0] if unrelated else None
+            form = (task.collator, task.args.eval_batch_size, others)
+            tokenizer = getattr(task, "tokenizer", None)
+            yield _ROLES[key], model, AttackData(fitted.retain, fitted.forget, *form, tokenizer)
+
+    def run(folder: RunFolder) -> Attacked:
         with task_bar(task.console) as bar:
             job = bar.add_task("attacks", total=len(models) * settings.work(names, kind))
-
-            def loaded() -> Iterator[tuple[str, Any, AttackData]]:
-                for role, name in models.items():
-                    bar.update(job, description=f"attacks on the {role} model")
-                    model = task.on_device(task.start_model(name))
-                    fitted = task.fitted_problem(model, problem)
-                    others = task.fitted(model, unrelated)[0] if unrelated else None
-                    form = (task.collator, task.args.eval_batch_size, others)
-                    tokenizer = getattr(task, "tokenizer", None)
-                    yield role, model, AttackData(fitted.retain, fitted.forget, *form, tokenizer)
-
-            seed = task.args.seed
-            return attack_all(loaded(), settings, seed, lambda steps: bar.advance(job, steps))
+            advance = partial(bar.advance, job)
+            result = attack_all(loaded(bar), settings, task.args.seed, advance)
+        folder.write_json(files.ATTACK, plain(result.to_json()))
+        plot_attacks(result, folder.path / files.ATTACK_PICTURE)
+        return Attacked(folder.path, problem.forget_name, result)
 
     return run
