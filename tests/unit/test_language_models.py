@@ -18,6 +18,7 @@ from hamu.models.language import (
     check_reads,
     load_language_model,
     load_tokenizer,
+    longest_text,
     new_tokenizer,
     with_adapter,
 )
@@ -28,7 +29,7 @@ from hamu.models.storage import (
     merged,
     save_model,
 )
-from hamu.unlearning.jobs.plan import model_shape
+from hamu.unlearning.jobs.plan import activations, frozen_bytes, meta_model
 
 WEIGHTS = "adapter_model.safetensors"
 SIZES = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32}
@@ -78,7 +79,7 @@ def test_what_cannot_be_loaded_is_named():
     with pytest.raises(HamuError, match=r"nowhere is not .* no config\.json or adapter_config\.js"):
         load_language_model("nowhere")
     with pytest.raises(HamuError, match="model_dtype 'int3' is unknown; choose one of float32, "):
-        model_shape("base", None, "int3")
+        frozen_bytes(meta_model("base", None), "int3")
     tensors = load_file(f"adapter/{WEIGHTS}")
     first = min(tensors)
     rest = {name: tensors[name] for name in tensors if name != first}
@@ -188,8 +189,10 @@ def test_a_model_for_images_and_text_has_the_shape_of_its_language_model(tmp_pat
     transformers.Gemma3Config(
         text_config=text, vision_config=images, mm_tokens_per_image=4
     ).save_pretrained(tmp_path)
-    shape = model_shape(str(tmp_path), None, "float32")
-    assert (shape.layers, shape.hidden, shape.vocabulary, shape.longest) == (1, 16, 300, 96)
+    model = meta_model(str(tmp_path), None)
+    kept = {"activations": 1 * 34 * 16 * 7, "logits": 10 * 300 * 7}
+    assert activations(model, 7, checkpointing=False) == kept
+    assert longest_text(model) == 96
 
 
 def test_a_model_with_a_head_or_a_weight_that_would_be_lost_is_refused(tmp_path):
@@ -219,7 +222,7 @@ def test_a_model_whose_encoder_would_be_lost_is_refused(tmp_path):
     with pytest.raises(HamuError, match=message):
         load_language_model(str(tmp_path))
     with pytest.raises(HamuError, match=message):  # a plan, which reads no weights
-        model_shape(str(tmp_path), None, "float32")
+        meta_model(str(tmp_path), None)
 
 
 @pytest.mark.parametrize(("tied", "embeddings"), [(True, True), (False, True), (True, False)])
@@ -329,9 +332,8 @@ def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(sa
     model = load_language_model("base", adapter=adapter, dtype="4bit")
     frozen = [p for p in model.parameters() if not p.requires_grad]
     scales = sum(p.quant_state.absmax.nbytes for p in frozen if hasattr(p, "quant_state"))
-    assert (
-        model_shape("base", adapter, "4bit").frozen_bytes == sum(p.nbytes for p in frozen) + scales
-    )
+    planned = frozen_bytes(meta_model("base", adapter), "4bit")
+    assert planned == sum(p.nbytes for p in frozen) + scales
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(HamuError, match=r"bitsandbytes, which is not installed; pip install 'hamu"):
         load_language_model("base", adapter=adapter, dtype="4bit")

@@ -40,7 +40,6 @@ KNOWN = {
         max_position_embeddings=4096  # all else is the default of transformers
     ),
 }
-_Sizes = tuple[int, int, dict[str, float], str]  # parameters, trained ones, GB by part, records
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,11 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     if model not in KNOWN:  # which is no adapter, and needs no look at the hub
         task.settle_adapter()
     sets, batch = _sets(task), args.per_device_train_batch_size
-    sizes = _of_texts if isinstance(task, TextTask) else _of_images
-    parameters, trained, memory, most = sizes(task, sets)
+    of_kind = _of_texts if isinstance(task, TextTask) else _of_images
+    net, kept, most = of_kind(task, sets)
+    parameters = sum(p.numel() for p in net.parameters())
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    memory = _of_weights(args, 4 * trained, frozen_bytes(net, task.dtype())) | kept
     per_step = batch * args.gradient_accumulation_steps
     epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
@@ -76,7 +78,7 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     rows.append((f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"))
     rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
     for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
-        written = f"{size:.2f} GB" if size >= 1 else f"{1000 * size:.1f} MB"
+        written = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
         rows.append((f"memory: {name}", written))
     note = (
         f"Activations are those of {batch} {most}. Smaller: --per_device_train_batch_size with "
@@ -105,67 +107,40 @@ def _sets(task: Task) -> dict[str, Any]:
     return {"training": sets["retain"] if without_forget else everything}
 
 
-def _of_texts(task: Any, sets: dict[str, Any]) -> _Sizes:
-    """From the configuration alone; a new model is made, as its vocabulary follows from records."""
+def _of_texts(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], str]:
+    """The model without weights, bytes of activations, and the records of a batch in words.
+
+    A new model is made, as its vocabulary follows from the records.
+    """
     args, run, longest = task.args, task.run, task.data.max_length
     if task.classes_of is None:
-        shape = shape_of(task.new_model(task.built_in, sets["training"]))
+        model = task.new_model(task.built_in, sets["training"])
     else:
-        base, how = run.base_model, (task.adapter(), task.dtype())
-        shape = model_shape(run.model, *how, base_model=base, **task.trust)
-    length, checkpointing = min(longest, shape.longest or longest), checkpoints_activations(args)
+        model = meta_model(run.model, task.adapter(), base_model=run.base_model, **task.trust)
+    length = min(longest, longest_text(model) or longest)
     tokens = args.per_device_train_batch_size * length
-    memory = estimate_memory(shape, tokens=tokens, checkpointing=checkpointing, **_copies(args))
-    return shape.parameters, shape.trainable, memory, f"records of {length} tokens"
+    kept = activations(model, tokens, checkpointing=checkpoints_activations(args))
+    return model, kept, f"records of {length} tokens"
 
 
-def _of_images(task: Any, sets: dict[str, Any]) -> _Sizes:
-    """From the model itself, new or loaded, and a forward pass of one image."""
+def _of_images(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], str]:
+    """The same from the model itself, new or loaded, and a forward pass of one image."""
     args, source = task.args, task.run.model
-    is_loaded = isinstance(args, UnlearnConfig)
-    first = next(iter(sets.values()))
+    is_loaded, first = isinstance(args, UnlearnConfig), next(iter(sets.values()))
     model = task.start_model(source) if is_loaded else task.new_model(source, first)
     image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
-    every = list(model.parameters())
-    trained = [p for p in every if p.requires_grad]
-    own, whole = (sum(p.nbytes for p in some) for some in (trained, every))
-    memory = memory_of_weights(own, whole - own, **_copies(args))
     kept = kept_for_backward(model, {"pixel_values": image[None]})
-    memory["activations"] = args.per_device_train_batch_size * kept / 1e9
-    counts = [sum(p.numel() for p in some) for some in (every, trained)]
-    return counts[0], counts[1], memory, "images"
+    return model, {"activations": args.per_device_train_batch_size * kept}, "images"
 
 
-def _copies(args: Any) -> dict[str, Any]:
-    """Settings that decide how often the weights are held."""
-    objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
-    names = [name for name in objectives if name]
-    keeps = any(build_objective(name).needs_original for name in names)
-    return {"optimizer": str(args.optim), "sides": len(names) or 1, "keeps_original": keeps}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Numbers of parameters and dimensions of a model."""
-
-    parameters: int
-    trainable: int
-    layers: int
-    hidden: int
-    vocabulary: int
-    longest: int | None  # see `longest_text`
-    frozen_bytes: int  # what is trained is float32 if it is an adapter
-
-
-def model_shape(
+def meta_model(
     source: str,
     adapter: AdapterSettings | None,
-    dtype: str,
     *,
     base_model: str | None = None,
     trust_remote_code: bool = False,
-) -> ModelShape:
-    """Return the shape that `load_language_model` would load, from the configuration alone."""
+) -> Any:
+    """Make what `load_language_model` would load, without weights, from the configuration alone."""
     from peft import PeftConfig, get_peft_model
 
     base = None if source in KNOWN else base_of(source, base_model)
@@ -180,71 +155,52 @@ def model_shape(
         )
         refuse_encoder(config, whole)
         model: Any = AutoModelForCausalLM.from_config(config, **trusted)
-        if base is not None:
-            form: Any = PeftConfig.from_pretrained(place_of(source))
-            form.inference_mode = False
-            if hasattr(form, "init_lora_weights"):
-                form.init_lora_weights = True  # other ways need the weights
-            model = get_peft_model(model, form)
-        elif adapter is not None:
-            model = with_adapter(model, adapter)
-    return shape_of(model, dtype)
+        if base is None:
+            return model if adapter is None else with_adapter(model, adapter)
+        form: Any = PeftConfig.from_pretrained(place_of(source))
+        form.inference_mode = False
+        if hasattr(form, "init_lora_weights"):
+            form.init_lora_weights = True  # other ways need the weights
+        return get_peft_model(model, form)
 
 
-def shape_of(model: Any, dtype: str = "float32") -> ModelShape:
-    """Return the shape of a language model, with its adapter if it has one."""
+def frozen_bytes(model: Any, dtype: str) -> float:
+    """Count the bytes of what is not trained, loaded as a `dtype` of `load_language_model`."""
     check_dtype(dtype)
     own = stored_in(dtype) if dtype != "auto" else model.config.dtype or torch.float32
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad) * own.itemsize
-    if dtype == FOUR_BIT:  # half a byte, and a float32 scale for each 64 weights
-        head = model.get_output_embeddings()
-        linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
-        packed = sum(m.weight.numel() for m in linear if not m.weight.requires_grad)
-        frozen -= round(packed * (own.itemsize - 0.5 - 4 / 64))
+    frozen: float = own.itemsize * sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    if dtype != FOUR_BIT:
+        return frozen
+    # half a byte, and a float32 scale for each 64 weights
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    packed: float = sum(m.weight.numel() for m in linear if not m.weight.requires_grad)
+    return frozen - packed * (own.itemsize - 0.5 - 4 / 64)
+
+
+def activations(model: Any, tokens: int, *, checkpointing: bool) -> dict[str, float]:
+    """Estimate the bytes that a language model keeps of a forward pass, from above.
+
+    After Korthikanti et al. 2022: 34 bytes per token, layer and unit of width in half precision.
+    """
     text = model.config.get_text_config()  # a model for images and text has one inside
-    return ModelShape(
-        parameters=sum(p.numel() for p in model.parameters()),
-        trainable=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        vocabulary=text.vocab_size,
-        longest=longest_text(model),
-        frozen_bytes=frozen,
-    )
+    layers, per_layer = text.num_hidden_layers, 34 * tokens * text.hidden_size
+    whole = per_layer * layers
+    kept = 2 * tokens * text.hidden_size * layers + per_layer if checkpointing else whole
+    return {"activations": kept, "logits": 10 * tokens * text.vocab_size}
 
 
-def estimate_memory(
-    shape: ModelShape, *, tokens: int, checkpointing: bool, **copies: Any
-) -> dict[str, float]:
-    """Estimate the memory of a run in GB (1e9 bytes), from above where it cannot be known.
-
-    `tokens` are those of a forward pass, `copies` as in `memory_of_weights`. Activations after
-    Korthikanti et al. 2022: 34 bytes per token, layer and unit of width in half precision.
-    """
-    per_layer = 34 * tokens * shape.hidden
-    activations = per_layer * shape.layers
-    if checkpointing:
-        activations = 2 * tokens * shape.hidden * shape.layers + per_layer
-    return memory_of_weights(4 * shape.trainable, shape.frozen_bytes, **copies) | {
-        "activations": activations / 1e9,
-        "logits": 10 * tokens * shape.vocabulary / 1e9,
-    }
-
-
-def memory_of_weights(
-    trained: int, frozen: int, *, optimizer: str, sides: int, keeps_original: bool
-) -> dict[str, float]:
-    """Estimate the memory of all but activations in GB, from the bytes of the weights.
-
-    `optimizer` is transformers' name of it, `sides` 2 for a method that needs both gradients.
-    """
-    found = {
+def _of_weights(args: Any, trained: int, frozen: float) -> dict[str, float]:
+    """Bytes of all but activations, from those of the weights."""
+    objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
+    names = [name for name in objectives if name]
+    keeps = any(build_objective(name).needs_original for name in names)
+    return {
         "weights": frozen + trained,
-        "gradients": sides * trained,
-        "optimizer state": (2 if "adam" in optimizer else 0) * trained,
-        "original model": trained if keeps_original else 0,
+        "gradients": (len(names) or 1) * trained,
+        "optimizer state": (2 if "adam" in str(args.optim) else 0) * trained,
+        "original model": trained if keeps else 0,
     }
-    return {name: value / 1e9 for name, value in found.items()}
 
 
 def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:
