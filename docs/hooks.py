@@ -69,7 +69,7 @@ def _help(command: str, flag: str) -> list[tuple[str, str, str]]:
     from hamu.cli import main
 
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(printed):
         main([command, flag])
     found = [(name, default, text) for name, _, default, text in _HELP.findall(printed.getvalue())]
     if not found:

@@ -18,7 +18,6 @@ from experiments.paper.page import PAGE, VERDICTS, check_output, page, results_i
 from experiments.paper.planning import OF_EXPERIMENTS, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
-from hamu.cli.commands import OwnParser
 from hamu.errors import HamuError, Interrupted, handling, unknown
 from hamu.files import MINIATURE, located
 from hamu.report.tables import plain_table
@@ -26,7 +25,7 @@ from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Plan, Row, check_same_inputs
 from hamu.unlearning.jobs.comparison import run_job, run_waiting
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
-from hamu.unlearning.jobs.settings import every_option, settings_of
+from hamu.unlearning.jobs.settings import Parser, every_option, settings_of
 from hamu.unlearning.jobs.tasks import task_name
 from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
@@ -93,8 +92,8 @@ def run(argv: list[str], console: Console) -> int:
     return 0
 
 
-def _parser() -> OwnParser:
-    parser = OwnParser("python -m experiments", __doc__ or "")
+def _parser() -> Parser:
+    parser = Parser(prog="python -m experiments", description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("names", nargs="*", help="figures and tables, or all; without any, they are listed")
     add(

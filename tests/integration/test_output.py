@@ -46,10 +46,9 @@ def test_a_full_disk_below_standard_output_is_reported_after_all_is_saved(
     output(full)
     assert main([*TRAIN, str(tmp_path / "out")]) == 2
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == RESULTS
-    assert capfd.readouterr().err == (
-        "hamu train: standard output cannot be written: [Errno 28] No space left on device; what the command "
-        "writes into files is there\n"
-    )
+    err = capfd.readouterr().err
+    assert err.startswith("hamu train: standard output cannot be written: [Errno 28] No space left")
+    assert err.count("\n") == 1
 
 
 def test_the_verdict_of_an_assessment_does_not_depend_on_who_reads_it(
@@ -71,21 +70,11 @@ def test_the_verdict_of_an_assessment_does_not_depend_on_who_reads_it(
 
 
 @pytest.mark.parametrize("line", ["--help", "--version", "report --help", "unlearn --help-all"])
-def test_help_that_is_cut_short_is_no_error(line, output, broken_pipe, capfd):
+def test_help_may_be_cut_short_but_is_not_lost(line, output, broken_pipe, full, capfd):
     output(broken_pipe)
-    try:
-        code = main(line.split())
-    except SystemExit as left:
-        code = left.code
-    assert code == 0
+    assert main(line.split()) == 0
     assert not capfd.readouterr().err
     broken_pipe.flush()  # as Python does in the end
-
-
-@pytest.mark.parametrize(
-    ("line", "name"), [("unlearn --help", "hamu unlearn"), ("--version", "hamu --version")]
-)
-def test_help_or_version_that_cannot_be_written_is_an_error(line, name, output, full, capfd):
     output(full)
     assert main(line.split()) == 2
-    assert capfd.readouterr().err == f"{name}: [Errno 28] No space left on device\n"
+    assert "cannot be written: [Errno 28] No space left on device" in capfd.readouterr().err

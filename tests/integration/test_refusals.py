@@ -179,7 +179,7 @@ def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):
 
 
 def test_ctrl_c_ends_a_command_with_130_and_one_line(cli, monkeypatch):
-    def broken_off(argv):
+    def broken_off(argv, screen):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hamu.cli, "_methods", broken_off)

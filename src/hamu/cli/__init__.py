@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.errors import HamuError, Interrupted, first_line, one_line, unknown
+from hamu.errors import HamuError, Interrupted, first_line, handling, one_line, unknown
 
 COMMANDS = {
     "demo": "train, unlearn and compare all methods on bundled data, in minutes",
@@ -46,14 +46,16 @@ class Screen(Console):
     its silence, None if its reader has left, as `head` does.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
-        super().__init__(highlight=False, markup=False, emoji=False, quiet=quiet)
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False)
         self.failure: OSError | None = None
 
     def on_broken_pipe(self) -> None:
         """Fall silent in place of ending the program, as rich does."""
         self.quiet = True
-        _drain(self.file)
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # Python writes its buffer once more at exit
+        os.dup2(nowhere, self.file.fileno())
+        os.close(nowhere)
 
     def __exit__(self, *error: Any) -> None:
         """Write the output, and fall silent if that fails."""
@@ -66,36 +68,14 @@ class Screen(Console):
             self.on_broken_pipe()
 
 
-def say(text: str) -> None:
-    """Print the whole output of a command at once; it is no error if its reader has left."""
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        _drain(sys.stdout)
-        if not isinstance(error, BrokenPipeError):
-            raise
-
-
-def write_any_character() -> None:
-    """Let standard output and error escape characters that their encoding lacks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _drain(stream: Any) -> None:
-    """Let a stream lead nowhere: Python writes its buffer once more at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code, see docs/options.md."""
     if argv is None:
         argv = sys.argv[1:]
         del sys.argv[2:]  # trackers send it along, and it may name whom to forget
-    write_any_character()
+    for stream in (sys.stdout, sys.stderr):  # escape characters that their encoding lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         return _outcome(argv[0] if argv else "--help", argv[1:])
     finally:  # after the message: other processes of the run end this one as soon as they are gone
@@ -157,31 +137,16 @@ def _complain(text: str) -> None:
 
 
 def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
+    screen, code = Screen(), 0
     if command in ("--version", "-h", "--help"):
         version = f"hamu {importlib.import_module('hamu').__version__}"
-        say(version if command == "--version" else _USAGE)
-        return 0
-    if run is None and command not in COMMANDS:
+        screen.print(version if command == "--version" else _USAGE, soft_wrap=True)
+    elif run is None and command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
-    if command == "methods":
-        return _methods(argv)
-    if sys.platform == "win32":
-        raise HamuError(
-            "the commands need the signals of Linux or macOS; run them in WSL (the loop and "
-            "UnlearnTrainer work on Windows too)"
-        )
-    keep_freed_memory()
-    _quiet()
-    from hamu.core.distributed import is_main, world_size
-    from hamu.errors import handling
-
-    if world_size() > 1 and command not in _PARALLEL:
-        raise HamuError(f"{command} runs in one process; start it without torchrun")
-    screen = Screen(quiet=not is_main())
-    with handling(_at_once):
-        if run is None:
-            run = partial(importlib.import_module("hamu.cli.commands").run, command)
-        code = run(argv, screen)
+    elif command == "methods":
+        _methods(argv, screen)
+    else:
+        code = _run_loaded(command, argv, screen, run)
     if screen.failure is not None:
         why = (
             f"standard output cannot be written: {first_line(screen.failure)}; what the command "
@@ -190,7 +155,27 @@ def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
         if not code:
             raise HamuError(why)
         _complain(one_line(f"{title}: {why}"))
-    return int(code)
+    return code
+
+
+def _run_loaded(command: str, argv: list[str], screen: Screen, run: _Run | None) -> int:
+    """Load the libraries and run a command."""
+    if sys.platform == "win32":
+        raise HamuError(
+            "the commands need the signals of Linux or macOS; run them in WSL (the loop and "
+            "UnlearnTrainer work on Windows too)"
+        )
+    keep_freed_memory()
+    _quiet()
+    from hamu.core.distributed import is_main, world_size
+
+    if world_size() > 1 and command not in _PARALLEL:
+        raise HamuError(f"{command} runs in one process; start it without torchrun")
+    screen.quiet = not is_main()
+    with handling(_at_once):
+        if run is None:
+            run = partial(importlib.import_module("hamu.cli.commands").run, command)
+        return run(argv, screen)
 
 
 def _at_once(number: int, frame: FrameType | None) -> None:
@@ -198,7 +183,7 @@ def _at_once(number: int, frame: FrameType | None) -> None:
     raise Interrupted("interrupted", number)
 
 
-def _methods(argv: list[str]) -> int:
+def _methods(argv: list[str], screen: Screen) -> None:
     """Print the table of methods."""
     from rich import box
     from rich.table import Table
@@ -213,11 +198,8 @@ def _methods(argv: list[str]) -> int:
     for row in method_rows():
         retain, forget = row.retain_objective or "-", row.forget_objective or "-"
         table.add_row(row.name, retain, forget, row.summary, row.source)
-    Screen().print(
-        table,
-        "The retain objective is lowered, the forget objective raised. Choose one with --method.",
-    )
-    return 0
+    lowered = "The retain objective is lowered, the forget objective raised."
+    screen.print(table, f"{lowered} Choose one with --method.")
 
 
 def keep_freed_memory() -> None:

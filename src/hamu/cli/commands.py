@@ -7,8 +7,9 @@ import dataclasses
 import inspect
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator
+from functools import singledispatch
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,12 +19,12 @@ from transformers import TrainingArguments
 
 from hamu import files
 from hamu.assess import REGIMES, Assessment, plain_answer
-from hamu.cli import demo, say
+from hamu.cli import demo
 from hamu.errors import HamuError
 from hamu.evaluation.attack_results import sentence
 from hamu.report import tables
 from hamu.unlearning import jobs
-from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN
+from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN, TYPES
 from hamu.unlearning.jobs.settings import Parser, parser_of
 from hamu.unlearning.record.verify import TOLERANCE
 
@@ -35,11 +36,12 @@ def result(found: Any, console: Console) -> int:
     if getattr(found, "was_complete", False):
         console.print(f"the run in {found.folder} is complete", soft_wrap=True)
         return 0
-    for printed in _PRINT[type(found)](found):
-        if isinstance(found, jobs.Compared) and isinstance(printed, Table):  # as wide as it must be
+    for printed in _shown(found):
+        is_text = isinstance(printed, str)
+        if isinstance(found, jobs.Compared) and not is_text:  # as wide as it must be
             wide = console.options.update(width=1000)
             printed.width = console.measure(printed, options=wide).maximum
-        console.print(printed, soft_wrap=isinstance(printed, str), crop=isinstance(printed, str))
+        console.print(printed, soft_wrap=is_text, crop=is_text)
     if isinstance(found, jobs.Compared) and not found.finished:
         place = found.folder / files.COMPARISON
         raise HamuError(f"no run finished, of {found.runs}; the reasons are above and in {place}")
@@ -50,6 +52,18 @@ def result(found: Any, console: Console) -> int:
     return 1 if isinstance(found, jobs.Verified) and found.count(False) else 0
 
 
+@singledispatch
+def _shown(found: object) -> Iterator[Any]:
+    """Lines and tables of a result; none of a demo, which has printed them."""
+    return iter(())
+
+
+@_shown.register
+def _page(found: Path) -> Iterator[Any]:
+    yield f"the report is in {found} ({found.stat().st_size / 1e6:.1f} MB)"
+
+
+@_shown.register
 def _plan(found: jobs.RunPlan) -> Iterator[Any]:
     table = tables.plain_table("what", "how much", right=(1,))
     for row in found.rows:
@@ -58,6 +72,7 @@ def _plan(found: jobs.RunPlan) -> Iterator[Any]:
     yield found.note
 
 
+@_shown.register
 def _trained(found: jobs.Trained) -> Iterator[Any]:
     for name in ("train", "test"):
         if f"{name}_loss" in found.figures:
@@ -66,6 +81,7 @@ def _trained(found: jobs.Trained) -> Iterator[Any]:
     yield f"the model is in {found.model}"
 
 
+@_shown.register
 def _unlearned(found: jobs.Unlearned) -> Iterator[Any]:
     yield from _reports({role: found.figures[role] for role in ("before", "after")})
     yield from found.lines
@@ -77,6 +93,7 @@ def _unlearned(found: jobs.Unlearned) -> Iterator[Any]:
     yield f"to look at it: hamu report {shlex.quote(str(found.folder))}"
 
 
+@_shown.register
 def _evaluated(found: jobs.Evaluated) -> Iterator[Any]:
     yield f"forget set: {found.forget_name}"
     yield from _reports({"": found.report})
@@ -88,6 +105,7 @@ def _evaluated(found: jobs.Evaluated) -> Iterator[Any]:
     yield f"all figures are in {found.folder / files.EVALUATION}"
 
 
+@_shown.register
 def _attacked(found: jobs.Attacked) -> Iterator[Any]:
     """The verdict and the curves of attacks."""
     yield f"forget set: {found.forget_name}"
@@ -98,6 +116,7 @@ def _attacked(found: jobs.Attacked) -> Iterator[Any]:
     yield f"all figures are in {found.folder / files.ATTACK}"
 
 
+@_shown.register
 def _compared(found: jobs.Compared) -> Iterator[Any]:
     comparison = found.comparison
     yield tables.screen_table(comparison.shown)
@@ -117,6 +136,7 @@ def _compared(found: jobs.Compared) -> Iterator[Any]:
         )
 
 
+@_shown.register
 def _verified(found: jobs.Verified) -> Iterator[Any]:
     for finding in found.findings:
         why = f": {finding.why}" if finding.why else ""
@@ -145,6 +165,7 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
         yield tables.reference_table(last)
 
 
+@_shown.register
 def _assessed(found: jobs.Assessed) -> Iterator[Any]:
     """The answer in a sentence, then a screen of figures."""
     result = found.assessment
@@ -229,76 +250,36 @@ def _curvature(found: Assessment) -> Iterator[str]:
     )
 
 
-_PRINT: dict[type, Callable[[Any], Iterator[Any]]] = {
-    jobs.RunPlan: _plan,
-    jobs.Trained: _trained,
-    jobs.Unlearned: _unlearned,
-    jobs.Assessed: _assessed,
-    jobs.Evaluated: _evaluated,
-    jobs.Attacked: _attacked,
-    jobs.Compared: _compared,
-    jobs.Verified: _verified,
-}
-
-
-# Commands that are no job of options: the arguments of their functions are their own.
-_OWN: dict[str, Callable[..., Any]] = {
-    "verify": jobs.verify,
-    "report": jobs.report,
-    "demo": demo.demo,
-}
-
-
 def run(command: str, argv: list[str], console: Console) -> int:
-    """Run a command and print its result; returns the exit code."""
-    if command not in _OWN:
-        found = getattr(jobs, command)(console=console, **given_flags(command, argv))
-        return result(found, console)
-    options = vars(own_parser(command).parse_args(argv))
+    """Run a command, or print its help; returns the exit code."""
+    if {"-h", "--help", "--help-all"} & {*argv}:
+        console.print(_help(command, everything="--help-all" in argv), soft_wrap=True)
+        return 0
+    options = given_flags(command, argv)
     if command == "verify":
         return result(jobs.verify(**options), console)
-    page = _OWN[command](console=console, **options)
-    if page is not None:
-        size = page.stat().st_size / 1e6
-        console.print(f"the report is in {page} ({size:.1f} MB)", soft_wrap=True)
-    return 0
+    return result(_function(command)(console=console, **options), console)
 
 
 def given_flags(command: str, argv: list[str]) -> dict[str, Any]:
-    """The options that the flags of a job's command give, by name; help is printed, and exits."""
-    parser = parser_of(command)
-    everything = "--help-all" in argv
-    if everything or "--help" in argv or "-h" in argv:
-        inherited = {f.name for f in dataclasses.fields(TrainingArguments)} - SHOWN - {"output_dir"}
-        hidden = {*NOT_TAKEN.get(command, ()), *(() if everything else inherited)}
-        usage = f"usage: {parser.prog} [--recipe NAME] [--config FILE.yaml] [--flag value ...]"
-        actions = [action for action in parser._actions if action.dest not in hidden]
-        more = "" if everything else "\n\n--help-all shows the other training arguments too."
-        say(_help(usage, _about(getattr(jobs, command)), actions) + more)
-        sys.exit(0)
+    """The options that the flags of a command give, by name."""
+    parser = _parser(command)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
     return dict(vars(parser.parse_args(argv)))
 
 
-class OwnParser(Parser):
-    """Parser of a command with arguments of its own."""
-
-    def __init__(self, prog: str, about: str) -> None:
-        super().__init__((), prog=prog, description=about, allow_abbrev=False)
-
-    def print_help(self, file: Any = None) -> None:
-        """Print the help, even if nobody reads to its end."""
-        named = [action for action in self._actions if not action.option_strings]
-        words = [f"{_called(action)}{' ...' if action.nargs else ''}" for action in named]
-        usage = " ".join(["usage:", self.prog, *words, "[--flag value ...]"])
-        say(_help(usage, self.description or "", self._actions))
+def _function(command: str) -> Callable[..., Any]:
+    """The function that a command calls; its docstring is the help."""
+    return demo.demo if command == "demo" else getattr(jobs, command)
 
 
-def own_parser(command: str) -> OwnParser:
-    """The parser of verify, report or demo; its help is that of the function's docstring."""
-    function = _OWN[command]
-    parser = OwnParser(f"hamu {command}", _about(function))
+def _parser(command: str) -> Parser:
+    """The parser of a job's options, or of the arguments of a function that has its own."""
+    if command in TYPES:
+        return parser_of(command)
+    function = _function(command)
+    parser = Parser(prog=f"hamu {command}", allow_abbrev=False, add_help=False)
     helps = dict(re.findall(r"^ {4}(\w+): (.*)$", inspect.getdoc(function) or "", re.MULTILINE))
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default
@@ -308,35 +289,37 @@ def own_parser(command: str) -> OwnParser:
         elif isinstance(default, bool):
             how = {"action": "store_true"}
         elif default == ():
-            how = {"action": "append", "default": []}
+            how = {"action": "append"}
         elif default is None:
             how = {}
         if name != "console":
-            flag = name if parameter.default is parameter.empty else f"--{name}"
+            flag = name if default is parameter.empty else f"--{name}"
             parser.add_argument(flag, help=helps[name].removesuffix("."), **how)
     return parser
 
 
-def _about(function: Callable[..., Any]) -> str:
-    """A function's docstring up to its arguments and errors."""
-    told = re.split(r"\n\n(?:Args|Raises):", inspect.getdoc(function) or "")[0]
-    return " ".join(told.split())
-
-
-def _help(usage: str, about: str, actions: list[argparse.Action]) -> str:
-    """Each option with its default, and its help below."""
-    lines = [f"{usage}\n\n{about}\n"]
-    for action in actions:
+def _help(command: str, *, everything: bool) -> str:
+    """The usage and purpose of a command; each option with its default, and its help below."""
+    parser, is_job, hidden = _parser(command), command in TYPES, {*NOT_TAKEN.get(command, ())}
+    if is_job and not everything:
+        hidden |= {f.name for f in dataclasses.fields(TrainingArguments)} - SHOWN - {"output_dir"}
+    words = ["[--recipe NAME] [--config FILE.yaml]"] if is_job else []
+    options = []
+    for action in parser._actions:
         negates = any(word.startswith("--no_") for word in action.option_strings[1:])
-        if action.dest == "help" or negates:
+        if action.dest in hidden or negates:
             continue
-        name = f"--{action.dest}" if action.option_strings else _called(action)
-        value = f" {action.metavar}" if action.option_strings and action.metavar else ""
+        name, value = f"--{action.dest}", f" {action.metavar}" if action.metavar else ""
+        if not action.option_strings:
+            name, value = str(action.metavar or action.dest), ""
+            words.append(f"{name}{' ...' if action.nargs else ''}")
         shown = str(action.default).replace("\n", "\\n")
-        default = "" if action.default in (None, False, []) else f" [{shown}]"
-        lines.append(f"  {name}{value}{default}\n        {' '.join((action.help or '').split())}")
-    return "\n".join(lines)
-
-
-def _called(action: argparse.Action) -> str:
-    return action.metavar if isinstance(action.metavar, str) else action.dest
+        default = "" if action.default in (None, False) else f" [{shown}]"
+        text = " ".join((action.help or "").split())
+        options.append(f"  {name}{value}{default}\n        {text}")
+    if is_job and not everything:
+        options.append("\n--help-all shows the other training arguments too.")
+    documented = inspect.getdoc(_function(command)) or ""
+    about = " ".join(re.split(r"\n\n(?:Args|Raises):", documented)[0].split())
+    usage = " ".join(["usage:", parser.prog, *words, "[--flag value ...]"])
+    return "\n".join([f"{usage}\n\n{about}\n", *options])
