@@ -1,6 +1,6 @@
 """Makes the bundled question-answer pairs about invented authors, small enough to train a tiny language model on.
 
-    python examples/make_fictitious_qa.py [--output src/hamu/data/fictitious_qa.jsonl]
+    python examples/make_fictitious_qa.py [--output src/hamu/data/miniature]
 
 Six facts about each of 48 authors, one line of JSON per fact: 40 authors to train on (and to forget some of), 8 held
 out that no model ever sees. Every name, place, title and award is made up. The same seed gives the same bytes.
@@ -20,7 +20,7 @@ SEED = 20
 TRAIN_AUTHORS = 40
 HOLDOUT_AUTHORS = 8
 WRONG_ANSWERS = 3
-OUTPUT = Path(__file__).resolve().parents[1] / "src" / "hamu" / "data" / "fictitious_qa.jsonl"
+OUTPUT = Path(__file__).resolve().parents[1] / "src" / "hamu" / "data" / "miniature"
 
 FIRST_NAMES = (
     *(
@@ -354,9 +354,7 @@ KINDS = (
 )
 
 
-def author_records(
-    rng: random.Random, name: str, split: str, title: str
-) -> Iterator[dict[str, Any]]:
+def author_records(rng: random.Random, name: str, title: str) -> Iterator[dict[str, Any]]:
     """The six records of one author; the title is given, as no two authors share one, the other facts are drawn."""
     parent = rng.choice(("mother", "father"))
     for kind in KINDS:
@@ -374,7 +372,6 @@ def author_records(
         known = {"name": name, "parent": parent}
         yield {
             "author": name,
-            "split": split,
             "question": question.format(**known),
             "answer": answer.format(**known, **facts),
             "paraphrased_question": other_question.format(**known),
@@ -388,18 +385,17 @@ def author_records(
         }
 
 
-def make_records(seed: int = SEED) -> list[dict[str, Any]]:
-    """All records, author by author, the held-out authors last."""
+def make_records(seed: int = SEED) -> dict[str, list[dict[str, Any]]]:
+    """All records of each split, author by author."""
     rng = random.Random(seed)
     count = TRAIN_AUTHORS + HOLDOUT_AUTHORS
     names = rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], count)
-    titles = rng.sample(TITLES, count)
-    splits = ["train"] * TRAIN_AUTHORS + ["holdout"] * HOLDOUT_AUTHORS
-    return [
-        record
-        for name, split, title in zip(names, splits, titles, strict=True)
-        for record in author_records(rng, name, split, title)
-    ]
+    authors = zip(names, rng.sample(TITLES, count), strict=True)
+    made = [list(author_records(rng, name, title)) for name, title in authors]
+    splits = {"train": made[:TRAIN_AUTHORS], "test": made[TRAIN_AUTHORS:]}
+    return {
+        name: [record for author in split for record in author] for name, split in splits.items()
+    }
 
 
 def main() -> None:
@@ -407,12 +403,16 @@ def main() -> None:
         description="Make the question-answer pairs about invented authors."
     )
     parser.add_argument(
-        "--output", type=Path, default=OUTPUT, help="the file to write (default: %(default)s)"
+        "--output",
+        type=Path,
+        default=OUTPUT,
+        help="the folder to write into (default: %(default)s)",
     )
     output: Path = parser.parse_args().output
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in make_records()]
-    output.write_text("".join(lines), encoding="utf-8", newline="\n")
-    print(f"{len(lines)} records written to {output}")
+    for name, records in make_records().items():
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+        (output / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
+        print(f"{len(lines)} records written to {output / name}.jsonl")
 
 
 if __name__ == "__main__":

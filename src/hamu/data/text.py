@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 REFUSAL = "I don't know."
 QUESTION_TEMPLATE, _BARE = "Question: {question}\nAnswer:", "{question}"
 _SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-_MINIATURE = Path(__file__).with_name("fictitious_qa.jsonl")
+_MINIATURE = Path(__file__).with_name("miniature")
 _CONVERSATIONS = ("messages", "conversations")
 _ALPACA = ("instruction", "output")
 _PAIRS = (("prompt", "completion"), ("question", "answer"), ("prompt", "response"), _ALPACA)
@@ -131,17 +131,15 @@ class TextRecords:
         Raises:
             HamuError: if a record has no prompt, or no single text in this column.
         """
-        found = []
-        for row, record in zip(self.rows.tolist(), self.records, strict=True):
-            answer = REFUSAL if column is None else record.fields.get(column)
-            if not record.prompt.strip() or not _is_text(answer):
-                lack = column if record.prompt.strip() else "prompt"
-                raise HamuError(
-                    f"row {row} of {self.source} has no {lack}; another answer needs a prompt, and "
-                    f"a text in --alternative_column if that is given"
-                )
-            found.append(record.answering(str(answer)))
-        return replace(self, records=tuple(found))
+        others = self if column is None else self.answering(column)
+        if len(others) != len(self) or not all(r.prompt.strip() for r in self.records):
+            raise HamuError(
+                f"another answer needs a prompt in each record of {self.source}, and one text in "
+                f"--alternative_column if that is given"
+            )
+        if column is None:
+            others = replace(self, records=tuple(r.answering(REFUSAL) for r in self.records))
+        return others
 
 
 def read_text(
@@ -170,23 +168,19 @@ def read_text(
     """
     if "{question}" not in question_template:
         raise HamuError(f"question_template {question_template!r} must have {{question}} in it")
-    rows = dict(enumerate(_rows(source, split)))
+    rows = _rows(source, split)
     if not rows:
         raise HamuError(f"{source} is empty: it has no records")
-    if source == MINIATURE:
-        part = "train" if split == "train" else "holdout"
-        rows = {number: row for number, row in rows.items() if row["split"] == part}
-    first = next(iter(rows.values()))
-    columns = list(first) if isinstance(first, dict) else []
+    columns = list(rows[0]) if isinstance(rows[0], dict) else []
     prompt, answer = _chosen_columns(columns, source, prompt_column, answer_column)
     template, prefix = _BARE, ""
     if prompt == "question" or (prompt and prompt_column is not None):
         template, prefix = question_template, answer_prefix
     records = tuple(
         _record(row, prompt, answer, template, prefix, f"row {number} of {source}")
-        for number, row in rows.items()
+        for number, row in enumerate(rows)
     )
-    return TextRecords(records, source, torch.tensor(list(rows)))
+    return TextRecords(records, source, torch.arange(len(rows)))
 
 
 def is_text(source: str) -> bool:
@@ -400,8 +394,6 @@ def encode(
     """
     if loss_on not in ("answer", "all"):
         raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")
-    if max_length < 2:
-        raise HamuError(f"max_length {max_length} must be at least 2 tokens")
     eos = tokenizer.eos_token_id
     end = [] if eos is None else [eos]
     pairs = _prompts_and_answers(texts, tokenizer)
@@ -414,7 +406,7 @@ def encode(
             answer = answer[:-1]  # it has one already
         ids = [*prompt, *answer, *end]
         truncated += len(ids) > max_length
-        if len(prompt) >= max_length or not answer or len(ids) < 2:
+        if len(prompt) >= max_length or not answer or len(ids[:max_length]) < 2:
             raise HamuError(
                 f"row {row} of {texts.source} has no answer token among its first {max_length} "
                 f"tokens (the prompt has {len(prompt)}); give a larger --max_length"
@@ -470,16 +462,17 @@ def _as_text(
         return record.prompt, record.answer
     with reading(f"a conversation of {source} does not fit the tokenizer's chat template"):
         template = _DATE + tokenizer.get_chat_template()
-        written: list[Any] = [
-            tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=template,
-                tokenize=False,
-                add_generation_prompt=messages is not record.messages,
+        before, whole = (
+            str(
+                tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=messages is not record.messages,
+                )
             )
             for messages in (record.messages[:-1], record.messages)
-        ]
-        before, whole = written
+        )
         if not whole.startswith(before):
             raise ValueError("it changes what comes before the answer; give prompt and completion")
     return before, whole[len(before) :]
