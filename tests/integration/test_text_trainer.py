@@ -284,7 +284,7 @@ def test_labels_are_not_shifted_for_a_model_that_sees_what_comes_later_or_has_an
     trainer_of(transformers.BertLMHeadModel(bert)).train()
     sizes = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8}
     t5 = transformers.T5Config(vocab_size=320, decoder_start_token_id=0, **sizes)
-    with pytest.raises(HamuError, match="a model of type t5 has an encoder; give a causal"):
+    with pytest.raises(HamuError, match="is of type t5 and would lose its encoder; give a causal"):
         trainer_of(transformers.T5ForConditionalGeneration(t5)).train()
 
 

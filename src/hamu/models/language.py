@@ -36,6 +36,7 @@ from hamu.models.storage import (
     from_pretrained,
     is_adapter,
     no_safetensors,
+    refuse_encoder,
 )
 
 if TYPE_CHECKING:
@@ -60,19 +61,13 @@ class AdapterSettings:
 
 def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer of at most so many tokens; it can write any text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[_END, _PAD],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=_END, pad_token=_PAD)
+    bpe = ByteLevelBPETokenizer()
+    special = {"special_tokens": [_END, _PAD]}
+    bpe.train_from_iterator(texts, vocabulary, min_frequency=0, show_progress=False, **special)
+    made = Tokenizer.from_str(bpe.to_str())
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=_END, pad_token=_PAD)
 
 
 def new_language_model(
@@ -140,14 +135,14 @@ def load_language_model(
         HamuError: if it is not there, cannot be loaded, or has weights that are not finite;
             without bitsandbytes for "4bit".
     """
-    check_dtype(dtype)
+    weights = stored_in(dtype)
     check_is_saved(source)
     base_of_adapter = base_of(source, base_model)
     base = base_of_adapter or source
     model = from_pretrained(
         AutoModelForCausalLM,
         base,
-        dtype=dtype if dtype == "auto" else stored_in(dtype),
+        dtype=weights,
         trust_remote_code=trust_remote_code,
         all_of_it=True,
         **({"quantization_config": _four_bit()} if dtype == FOUR_BIT else {}),
@@ -171,24 +166,19 @@ def place_of(source: str) -> str:
     return source.removeprefix(HUB) if is_of_hub(source) else str(Path(source).resolve())
 
 
-def check_dtype(name: str) -> None:
-    """Check the name of a model's data type."""
-    if name not in (*DTYPES, FOUR_BIT):
-        raise HamuError(f"model_dtype {name!r} is unknown; choose one of {', '.join(DTYPES)}")
-
-
 def default_dtype(*, has_adapter: bool) -> str:
     """Name the type in which to load a model: bfloat16 under an adapter on a GPU, else float32."""
     on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     return "bfloat16" if has_adapter and on_gpu else "float32"
 
 
-def stored_in(dtype: str) -> torch.dtype:
-    """Return the type of the weights that are no NF4; in it those are multiplied too."""
+def stored_in(dtype: str) -> Any:
+    """Return the type of the weights that are no NF4, in which those are multiplied; or "auto"."""
+    if dtype not in (*DTYPES, FOUR_BIT):
+        raise HamuError(f"model_dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")
     if dtype == FOUR_BIT:
         dtype = default_dtype(has_adapter=True)
-    found: torch.dtype = getattr(torch, dtype)
-    return found
+    return dtype if dtype == "auto" else getattr(torch, dtype)
 
 
 def _four_bit() -> Any:
@@ -317,31 +307,30 @@ def check_reads(model: Any, data: TextData) -> None:
 def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     """Check that no prediction depends on later tokens, for labels are shifted by one.
 
-    The longest record of a batch of input_ids and labels, [B, T], is tried with another last token;
-    other batches pass. All processes of a sharded model must call it.
+    A record of a batch of input_ids and labels, [B, T], is tried with another last token; other
+    batches pass. All processes of a sharded model must call it.
     """
     ids = batch.get("input_ids")
     if ids is None or ids.dim() != 2 or batch["labels"].shape != ids.shape:
         return
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
-    if getattr(config, "is_encoder_decoder", False):
-        raise HamuError(f"a model of type {kind} has an encoder; give a causal language model")
+    refuse_encoder(config, kind)
     real = batch.get("attention_mask", torch.ones_like(ids))
-    last = (real != 0).long().mul(torch.arange(ids.shape[1], device=ids.device)).amax(1)
-    row = int(last.argmax())
-    place = int(last[row])
-    two = {
-        name: value[[row, row]]  # copied
-        for name, value in batch.items()
-        if isinstance(value, Tensor) and value.dim() and len(value) == len(ids) and name != "labels"
+    row = int(real.sum(1).argmax())
+    place = int(real[row].nonzero().max())
+    tensors = {name: batch[name] for name in batch if isinstance(batch[name], Tensor)}
+    two = {  # copied
+        name: value[[row, row]]
+        for name, value in tensors.items()
+        if value.shape[:1] == ids.shape[:1] and name != "labels"
     }
     two["input_ids"][1, place] = int(ids[row, place] == 0)  # another token that any vocabulary has
     with torch.no_grad(), evaluating(model), without_autocast(model):
-        before = predict_logits(model, two)[:, :place].float()
+        before, after = predict_logits(model, two)[:, :place].float()
     precision = next(p.dtype for p in model.parameters() if p.is_floating_point())
     rounding = min(100 * torch.finfo(precision).eps, 0.05)
-    if place and bool(((before[0] - before[1]).abs() > rounding * before.abs().max()).any()):
+    if place and (before - after).abs().max() > rounding * before.abs().max():
         raise HamuError(
             f"a model of type {kind} is not a causal language model: its predictions change with "
             f"later tokens; give one that was trained to predict the next token"

@@ -21,7 +21,6 @@ from hamu.models.language import (
     FOUR_BIT,
     AdapterSettings,
     base_of,
-    check_dtype,
     longest_text,
     place_of,
     stored_in,
@@ -166,8 +165,8 @@ def meta_model(
 
 def frozen_bytes(model: Any, dtype: str) -> float:
     """Count the bytes of what is not trained, loaded as a `dtype` of `load_language_model`."""
-    check_dtype(dtype)
-    own = stored_in(dtype) if dtype != "auto" else model.config.dtype or torch.float32
+    own = stored_in(dtype)
+    own = (model.config.dtype or torch.float32) if own == "auto" else own
     frozen: float = own.itemsize * sum(p.numel() for p in model.parameters() if not p.requires_grad)
     if dtype != FOUR_BIT:
         return frozen
