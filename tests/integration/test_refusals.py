@@ -113,7 +113,7 @@ def test_a_run_in_the_place_of_its_model(cli, image_model):
     Path("run").mkdir()
     Path("model").rename("run/model")
     for data in (IMAGES, [*TEXTS, "--forget_rows", "0"]):
-        line = "run is the folder of a run; its model is run/model"
+        line = "run is not a saved model: it has no config.json"
         assert line in cli("evaluate", *data, "--model", "run")
 
 

@@ -32,7 +32,6 @@ from hamu.files import HUB, is_of_hub
 from hamu.models.storage import CONFIG, check_is_saved, check_undamaged, config_of, from_pretrained
 
 NEW_CLASSIFIER = r"resnet(\d+)"
-CLASSIFIER_CONFIGS = (CONFIG,)  # an adapter is for language models
 _NUMBER = re.compile(r"(LABEL_)?\d+")  # transformers' name of a class that has none
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _SIDE = 64  # of the images that are tried: whatever their size becomes, they are of one colour
@@ -177,7 +176,7 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
         HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its
             image processor does more than a shift and a scale of each channel.
     """
-    check_is_saved(source, CLASSIFIER_CONFIGS)
+    check_is_saved(source, [CONFIG])
     model: PreTrainedModel = from_pretrained(
         AutoModelForImageClassification,
         source,

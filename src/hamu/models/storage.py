@@ -19,7 +19,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
-from transformers.trainer_utils import get_last_checkpoint
 
 from hamu.core.distributed import is_main, is_sharded
 from hamu.errors import HamuError, first_line, reading
@@ -45,18 +44,12 @@ class CannotMerge(HamuError):
 
 
 def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
-    """Check that a local folder has one of the configs of a model; an error names a run's model."""
-    folder = Path(source)
-    if is_of_hub(source) or any((folder / name).is_file() for name in configs):
-        return
-    newest = get_last_checkpoint(source) if folder.is_dir() else None
-    for place in (folder / MODEL, Path(newest or source)):
-        if any((place / name).is_file() for name in CONFIGS):
-            raise HamuError(f"{source} is the folder of a run; its model is {place}")
-    raise HamuError(
-        f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder written "
-        f"by save_pretrained (or by `hamu train`), or hub:OWNER/NAME"
-    )
+    """Check that a local folder has one of the configs of a model."""
+    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in configs):
+        raise HamuError(
+            f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder "
+            f"written by save_pretrained (or {MODEL} in the folder of a run), or hub:OWNER/NAME"
+        )
 
 
 def no_safetensors(model: str) -> HamuError:
@@ -271,27 +264,11 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     save_file(apart, path)
 
 
-def check_can_merge(model: Any) -> None:
-    """Check, before a PeftModel is trained, that its adapter is of a kind that can be merged."""
-    if not hasattr(model.base_model, "merge_and_unload"):
-        kind = next(iter(model.peft_config.values())).peft_type.value
-        raise HamuError(
-            f"an adapter of type {kind} cannot be merged into its model; leave --merge out"
-        )
-    for name, module in model.named_modules():
-        has_bias = any(getattr(module, "lora_bias", {}).values())
-        if has_bias and getattr(_inner(module), "bias", None) is None:
-            raise HamuError(
-                f"the adapter has a bias at {name}, where its model has none to merge it into; "
-                f"leave --merge out"
-            )
-
-
 def merged(model: Any) -> Any:
     """Merge a PeftModel's adapter into its model, in float32, which it uses up.
 
     Half precision would round small updates away, and 4 bits more: those are merged as the weights
-    that they stand for. CannotMerge is raised if PEFT or the memory fail.
+    that they stand for. CannotMerge is raised for other kinds of adapters, or if the memory fails.
     """
     try:
         model = _dequantized(model).float()
@@ -301,7 +278,7 @@ def merged(model: Any) -> Any:
         if shared and (first, last) != ends:  # what is put into the one would be in the other too
             last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
-    except (ValueError, RuntimeError) as error:  # among the latter: not implemented, out of memory
+    except (ValueError, RuntimeError, AttributeError) as error:  # of PEFT, or out of memory
         raise CannotMerge(
             f"the adapter cannot be merged into its model: {first_line(error)}; what else the run "
             f"leaves is complete"

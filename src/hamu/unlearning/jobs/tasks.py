@@ -354,7 +354,7 @@ class ImageTask(Task):
     ways = ("forget_class", "forget_rows", "forget_data")
     bundled = DIGITS
     built_in = classifiers.NEW_CLASSIFIER
-    configs = classifiers.CLASSIFIER_CONFIGS
+    configs = (storage.CONFIG,)
     reads = ("image_size", "num_channels", "image_column", "label_column")
     collator = staticmethod(images.collate)
     predictor = staticmethod(predict)
@@ -479,10 +479,8 @@ class TextTask(Task):
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 why = f"{name} would be trained in half precision, which loses small steps"
                 raise HamuError(f"{why}; leave --model_dtype out (use --bf16), or give --lora")
-        if self.run.merge:
-            if not hasattr(model, "peft_config"):
-                raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
-            storage.check_can_merge(model)
+        if self.run.merge and not hasattr(model, "peft_config"):
+            raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
         return model
 
     def dtype(self) -> str:
