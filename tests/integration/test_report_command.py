@@ -185,13 +185,11 @@ def test_a_link_in_place_of_the_page_stays_and_leads_to_it(tmp_path):
 
 def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
     (images / "mine.html").write_text("mine")
-    for name, content in (("demo/summary.json", "{}"), ("compare/comparison.json", "{}")):
-        (images / name).parent.mkdir()
-        (images / name).write_text(content)
+    (images / "compare").mkdir()
+    (images / "compare/comparison.json").write_text("{}")
     before = contents(images)
     os.mkfifo(images / "pipe.html")
     for words, said in (
-        ("demo", "demo/summary.json is not that of a demo; name the --output_dir"),
         ("compare", "the comparison in compare has no run yet; wait until its first one has begun"),
         ("gone", "there is no folder gone; name the --output_dir of a `hamu unlearn`"),
         ("data", "data holds no run: it has neither steps.jsonl nor record.json"),

@@ -27,7 +27,7 @@ from hamu.report import pictures
 from hamu.report.charts import BUCKETS, extremes, step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict
 from hamu.report.pictures import STYLES, Look, draw_trajectories, looks_of
-from hamu.report.run import read_run, read_runs, run_folders, told_apart
+from hamu.report.run import read_run, run_folders, told_apart
 
 LASTING = {"lasts": True, "verdict": "It lasts: so.", "kind": "image", "outcomes": {}}
 LASTING |= {"skipped": {}, "records": {"forget": 20, "measured": 20}, "settings": {}}
@@ -118,7 +118,7 @@ def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     blocks = [f"layers.{n}.self_attn.q_proj.weight" for n in range(300)]
     observed = image_observations(count=3000)
     run = example_run(tmp_path, observed=observed, steps=20_000, blocks=blocks)
-    run.layers.cos[7, 77] = -0.9999
+    run.layers["cos"].iloc[7, 77] = -0.9999
     runs = [run, replace(run, observed=text_observations(count=3000))]
     page = report_page(runs, contents=True)
     assert len(without_script(page).encode()) < 5_000_000
@@ -367,18 +367,6 @@ def test_the_picture_of_frontiers_marks_a_demand_that_can_be_met(
         assert [text for one in lines if (text := one.get_label()).startswith("the")] == marked
         [curve] = [one for one in lines if len(one.get_xdata()) > 50]
         assert curve.get_xdata()[-1] == pytest.approx(1.0)
-
-
-def test_a_demo_stands_for_its_runs(tmp_path):
-    methods = {name: {"trajectory": [[0, 0], [0.1, 0.2]]} for name in ("hamu-q", "ft")}
-    (tmp_path / "summary.json").write_text(json.dumps({"methods": methods}))
-    runs = read_runs(tmp_path)
-    assert [run.points[-1] for run in runs] == [(0.1, 0.2)] * 2
-    words = words_of(*runs)
-    assert "more of hamu-q, ft: a demo keeps trajectories alone" in words
-    assert "Step by step" not in words
-    [chart] = trajectories(runs, looks_of(["hamu-q", "ft"]))
-    assert chart.figure.data[0].hovertext == ("start", "epoch 1")
 
 
 def test_a_comparison_stands_for_its_own_runs_and_names_the_failed(tmp_path):

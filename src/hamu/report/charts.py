@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from sklearn.metrics import confusion_matrix
 
@@ -20,7 +21,6 @@ from hamu.report.run import (
     ROLES,
     SIDES,
     ImageObservations,
-    Layers,
     Observations,
     Run,
     TextObservations,
@@ -160,7 +160,7 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look]) -> list[Chart]:
     drawn = [(run, look) for run, look in zip(runs, looks, strict=True) if len(run.points) > 1]
     limits, lines, rings = limits_of([run.points for run, _ in drawn]), [], []
     for run, look in drawn:
-        hints = ["start", *(e.get("at", f"step {e['step']:,}") for e in drawn_entries(run.entries))]
+        hints = ["start", *(f"step {one['step']:,}" for one in drawn_entries(run.entries))]
         end = run.gains or run.points[-1]
         name = run.name if len(runs) > 1 else run.method
         style = {"width": 3 if run.method.startswith("hamu") else 2, "dash": look.dash or "solid"}
@@ -204,15 +204,12 @@ def step_charts(run: Run) -> list[Chart]:
 def _promise(run: Run, side: str) -> list[Chart]:
     """First-order change that each checked step promised, against the change it made."""
     columns = [f"{kind}_{side}_change" for kind in ("first_order", "realised")]
-    if not run.steps.keys() >= {*columns}:
+    if not {*columns} <= {*run.steps}:
         return []
-    promised, realised = (run.steps[column] for column in columns)
-    known = np.flatnonzero(np.isfinite(promised) & np.isfinite(realised))
-    hints = [f"step {step:,.0f}" for step in run.steps["step"][known]]
-    xy, name = (
-        (promised[known], realised[known]),
-        f"{side} {'loss' if run.logs_loss(side) else 'objective'}",
-    )
+    known = run.steps[np.isfinite(run.steps[columns]).all(axis=1)]
+    hints = [f"step {step:,.0f}" for step in known["step"]]
+    name = f"{side} {'loss' if run.logs_loss(side) else 'objective'}"
+    xy = known[columns].to_numpy().T
     points = _series("checked steps", xy, COLORS[side], "markers", hovertext=hints)
     figure = _plane([points], f"promised change of the {name}", "realised", 1)
     return [Chart("promise", f"Promise and reality: {name}", figure)] * bool(len(known))
@@ -237,21 +234,21 @@ def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run) -> go.Figure:
     return figure
 
 
-def layer_charts(layers: Layers) -> list[Chart]:
+def layer_charts(layers: Mapping[str, pd.DataFrame]) -> list[Chart]:
     """Heat maps of cosθ and ‖Δw‖ of every block, without those that hold no figure."""
-    change = np.where(layers.change > 0, layers.change, np.nan)
-    powers, steps = np.log10(change), [f"{step:,}" for step in layers.steps]
-    names = [name.removesuffix(".weight") for name in layers.blocks]
     looks: dict[str, Any] = {"cos": {"zmin": -1, "zmax": 1, "colorscale": "RdBu_r"}}
     looks["change"] = {"colorscale": "Blues"}
+    titles = {"cos": ("cosθ: where both gradients meet", "cosθ %{z:.3g}")}
+    titles["change"] = ("‖Δw‖: where the weights moved", "10^%{z:.2f}")
     charts = []
-    for key, title, values, cell in (
-        ("cos", "cosθ: where both gradients meet", layers.cos, "cosθ %{z:.3g}"),
-        ("change", "‖Δw‖: where the weights moved", powers, "10^%{z:.2f}"),
-    ):
-        if np.isfinite(values).any():
+    for key, found in layers.items():
+        values = found if key == "cos" else np.log10(found.where(found > 0))
+        if np.isfinite(values).any(axis=None):
+            names = [name.removesuffix(".weight") for name in values]
+            steps = [f"{step:,}" for step in values.index]
+            (title, cell), look = titles[key], looks[key]
             hover = {"hovertemplate": f"%{{y}}, step %{{x}}: {cell}<extra></extra>"}
-            figure = _heat(names, steps, values.T, "step", **looks[key], **hover)
+            figure = _heat(names, steps, values.to_numpy().T, "step", **look, **hover)
             charts.append(Chart(key, title, figure, wide=True))
     return charts
 

@@ -134,7 +134,6 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
         {"run": run, "look": look, "verdict": verdict(run)}
         | {"pictures": _pictures(run.observed) if contents else {}}
         for run, look in zip(runs, looks, strict=True)
-        if not run.is_trajectory_alone
     ]
     files = resources.files("hamu.report")
     script = f"{get_plotlyjs()}\n{files.joinpath('draw.js').read_text('utf-8')}"
@@ -207,7 +206,6 @@ def _overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
         "table": several(runs),
         "charts": charts.trajectories(runs, looks),
         "differing": others,
-        "alone": [run.name for run in runs if run.is_trajectory_alone],
     }
 
 
@@ -216,7 +214,7 @@ def several(runs: Sequence[Run]) -> Table:
     rows, caption = [], "ΔL_f: rise of the forget loss; -ΔL_r: fall of the retain loss."
     for run in runs:
         evaluation, gains = run.evaluation or {}, run.gains
-        steps = None if run.is_trajectory_alone else evaluation.get("steps_taken", run.last_step)
+        steps = evaluation.get("steps_taken", run.last_step)
         kept = (evaluation.get("promise") or {}).get("kept")
         row = {"run": run.name, "method": run.method, "steps": steps, "promise_kept": kept}
         row |= {f"{side}_gain": gains and getattr(gains, side) for side in SIDES}

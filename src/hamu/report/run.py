@@ -106,30 +106,22 @@ def most_and_least_changed(
 SIDES = ("forget", "retain")
 
 
-class Layers(NamedTuple):
-    """Figures of L blocks at T steps, from layers.jsonl: cosθ and ‖Δw‖ [T, L], NaN if unknown."""
-
-    blocks: Sequence[str]
-    steps: np.ndarray
-    cos: np.ndarray
-    change: np.ndarray
-
-
 @dataclass(frozen=True)
 class Run:
     """A run as its folder holds it, and what its models were asked for the report.
 
-    `steps` are values [T] at the logged steps by figure, NaN where there is none; `entries` the
-    evaluations along the way; `notes` name files that could not be read; `failed` is the error of
+    `steps` has a row for each logged step and a column for each figure; `layers` cosθ ("cos") and
+    ‖Δw‖ ("change") by step and block, both NaN where not known; `entries` the evaluations along the
+    way; `notes` name files that could not be read; `failed` is the error of
     a failed run of a comparison; `observed` is None for the reason `unobserved`.
     """
 
     name: str
     method: str
     place: Path
-    steps: Mapping[str, np.ndarray] = field(default_factory=dict)
+    steps: pd.DataFrame = field(default_factory=pd.DataFrame)
     entries: Sequence[Mapping[str, Any]] = ()
-    layers: Layers | None = None
+    layers: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     evaluation: Mapping[str, Any] | None = None
     record: Mapping[str, Any] | None = None
     attack: Mapping[str, Any] | None = None
@@ -139,11 +131,6 @@ class Run:
     failed: str = ""
     observed: Observations | None = None
     unobserved: str = ""
-
-    @property
-    def is_trajectory_alone(self) -> bool:
-        """True for a run of a demo, which keeps its trajectory alone."""
-        return not (self.steps or self.evaluation or self.notes)
 
     @property
     def points(self) -> list[Gains]:
@@ -211,7 +198,7 @@ def run_folders(path: Path) -> list[Path]:
                 f"the comparison in {path} has no run yet; wait until its first one has begun"
             )
         return sorted(found)
-    if not any((path / name).is_file() for name in (files.STEPS, files.RECORD, files.SUMMARY)):
+    if not any((path / name).is_file() for name in (files.STEPS, files.RECORD)):
         raise HamuError(
             f"{path} holds no run: it has neither steps.jsonl nor record.json; name the "
             "--output_dir of a `hamu unlearn` or `hamu compare`"
@@ -219,49 +206,29 @@ def run_folders(path: Path) -> list[Path]:
     return [path]
 
 
-def read_runs(path: Path) -> list[Run]:
-    """Read the run in a folder, or the runs of a demo."""
-    if not (path / files.SUMMARY).is_file():
-        return [read_run(path)]
-    summary = _json(path / files.SUMMARY, [], "summary")
-    if summary is None:
-        raise HamuError(
-            f"{path / files.SUMMARY} is not that of a demo; name the --output_dir of a "
-            "`hamu unlearn` or `hamu demo`"
-        )
-    runs = []
-    for method, figures in summary["methods"].items():
-        entries = [
-            {"step": n, "at": f"epoch {n}", "eval_retain_gain": retain, "eval_forget_gain": forget}
-            for n, (retain, forget) in enumerate(figures["trajectory"])
-        ]
-        runs.append(Run(method, method, path.resolve() / method, entries=entries))
-    return runs
-
-
 def read_run(path: Path) -> Run:
     """Read the files of a run as far as possible; `notes` names those that cannot be read."""
     place, notes = path.resolve(), list[str]()
     row = _rows(place.parent).get(place.name, {})
     failed = row if row.get("failed") else {}
-    evaluation = _json(path / files.EVALUATION, notes, "evaluation", is_needed=True)
-    record = _json(path / files.RECORD, notes, "record")
-    settings = _read(path / files.CONFIG, notes, _settings, is_needed=True) or {}
+    evaluation = _read(path / files.EVALUATION, notes, "evaluation", is_needed=True)
+    record = _read(path / files.RECORD, notes, "record")
+    settings = _read(path / files.CONFIG, notes, parse=_settings, is_needed=True) or {}
     named = {"method": "hamu-q", **settings} if settings else {**failed, **(record or {})}
     attacks = (path / files.ATTACK, path / files.ATTACK_FOLDER / files.ATTACK)
-    steps = pd.DataFrame(_lines(path / files.STEPS, notes)).select_dtypes("number")
+    steps = pd.DataFrame(_lines(path / files.STEPS, notes)).select_dtypes("number").astype(float)
     return Run(
         name=place.name,
         method=str(named.get("method", "unknown")),
         place=place,
-        steps={n: one for n in steps if np.isfinite(one := steps[n].to_numpy(float)).any()},
+        steps=steps.loc[:, np.isfinite(steps).any()],
         entries=evaluation["trajectory"] if evaluation else _entries(path, notes),
         layers=_layers(_lines(path / files.LAYERS, notes)),
         evaluation=evaluation,
         record=record,
-        attack=next(filter(None, (_json(one, notes, "attack") for one in attacks)), None),
+        attack=next(filter(None, (_read(one, notes, "attack") for one in attacks)), None),
         settings=settings,
-        inputs=_read(path / files.INPUTS, notes, lambda file: read_inputs(file.parent)) or {},
+        inputs=_read(path / files.INPUTS, notes, parse=lambda file: read_inputs(file.parent)) or {},
         notes=notes,
         failed=str(failed.get("failed", "")),
     )
@@ -277,30 +244,27 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def _read(
-    path: Path, notes: list[str], parse: Callable[[Path], Any], *, is_needed: bool = False
+    path: Path,
+    notes: list[str],
+    shape: str = "",
+    parse: Callable[[Path], Any] = files.parse_json,
+    *,
+    is_needed: bool = False,
 ) -> Any:
-    """Content of a file; None if it is missing or damaged, with a note."""
+    """Content of a file; None if it is missing or damaged or has another shape, with a note."""
     if not path.is_file():
         notes += [f"{path.name} is missing"] * is_needed
         return None
     try:
-        return parse(path)
+        found = parse(path)
+        wrong = next(violations(found, _shape(shape), path.stem), "") if shape else ""
     except (OSError, ValueError, yaml.YAMLError) as error:
-        notes.append(f"{path.name} cannot be read: {first_line(error)}")
-        return None
-
-
-def _json(path: Path, notes: list[str], shape: str = "", *, is_needed: bool = False) -> Any:
-    """Content of a JSON file of a shape, see `_read`."""
-
-    def parse(path: Path) -> Any:
-        found = files.parse_json(path)
-        wrong = next(violations(found, _shape(shape), path.stem), None) if shape else None
-        if wrong is not None:
-            raise ValueError(wrong.partition(".per_class_")[0])  # the rest names a class
+        found, wrong = None, first_line(error)
+    if not wrong:
         return found
-
-    return _read(path, notes, parse, is_needed=is_needed)
+    # behind this the name of a class follows
+    notes.append(f"{path.name} cannot be read: {wrong.partition('.per_class_')[0]}")
+    return None
 
 
 @cache
@@ -319,7 +283,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     """Whole lines of a log; a note counts the others."""
-    text = _read(path, notes, lambda file: file.read_text("utf-8", "replace"), is_needed=True)
+    text = _read(path, notes, parse=lambda file: file.read_text("utf-8", "replace"), is_needed=True)
     found, unread = [], 0
     for line in (text or "").splitlines():
         try:
@@ -333,25 +297,27 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _layers(lines: Sequence[Mapping[str, Any]]) -> Layers | None:
+def _layers(lines: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
     blocks = lines[0].get("blocks") if lines else None
     if not blocks or len(lines) == 1:
-        return None
+        return {}
     none = [None] * len(blocks)  # of a step that was not taken
-    cos, change = ([one.get(key) or none for one in lines[1:]] for key in ("cos", "change"))
-    steps = np.array([one["step"] for one in lines[1:]])
-    return Layers(blocks, steps, np.array(cos, dtype=float), np.array(change, dtype=float))
+    steps = [one["step"] for one in lines[1:]]
+    return {
+        key: pd.DataFrame([one.get(key) or none for one in lines[1:]], steps, blocks, float)
+        for key in ("cos", "change")
+    }
 
 
 def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
     """Evaluations of an unfinished run, from its newest checkpoint."""
     states = path.glob(f"{files.CHECKPOINT}[0-9]*/{files.TRAINER_STATE}")
     newest = max(states, key=lambda one: int(one.parent.name.rpartition("-")[2]), default=None)
-    logged = ((newest and _json(newest, notes)) or {}).get("log_history", [])
+    logged = ((newest and _read(newest, notes)) or {}).get("log_history", [])
     return [one for one in logged if next(violations(one, _shape("entry")), None) is None]
 
 
 def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
     """Rows of comparison.json by the name of the run."""
-    rows = (_json(comparison / files.COMPARISON, []) or {}).get("runs") or []
+    rows = (_read(comparison / files.COMPARISON, []) or {}).get("runs") or []
     return {str(row["run"]): row for row in rows}

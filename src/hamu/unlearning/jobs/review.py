@@ -18,7 +18,7 @@ from hamu.models.language import saved_adapter
 from hamu.models.storage import NeedsCode, folder_of, is_adapter
 from hamu.report import run as seen
 from hamu.report.page import MARK, report_page
-from hamu.report.run import Run, read_runs, run_folders
+from hamu.report.run import Run, read_run, run_folders
 from hamu.unlearning.goals import Goal, Standing
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
@@ -85,24 +85,19 @@ def report(
             why = "a model or the data cannot be read; the command prints why"
             return replace(run, unobserved=str(error) if contents else why)
 
-    def reported(folder: Path) -> list[Run]:
-        found = read_runs(folder)
-        if len(found) > 1:
-            why = "a demo keeps no models"
-        elif no_models:
-            why = "--no_models leaves it out"
-        elif found[0].evaluation is None:
+    def reported(folder: Path) -> Run:
+        found = read_run(folder)
+        if no_models:
+            return replace(found, unobserved="--no_models leaves it out")
+        if found.evaluation is None:
             why = "the run has not come to its end, so there is no model after it"
-        else:
-            return [observed(folder, found[0])]
-        return [replace(run, unobserved=why) for run in found]
+            return replace(found, unobserved=why)
+        return observed(folder, found)
 
     named = [Path(name) for name in runs]
     folders = [folder for place in named for folder in run_folders(place)]
     target = _target(output, named)
-    page = report_page(
-        [one for folder in dict.fromkeys(folders) for one in reported(folder)], contents=contents
-    )
+    page = report_page([reported(one) for one in dict.fromkeys(folders)], contents=contents)
     # the name of a folder may have bytes that are no text
     write_whole(target, page.encode(errors="backslashreplace").decode(), private=contents)
     return target
