@@ -9,7 +9,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from hamu.data import TextRecord, TextRecords, encode, read_text
 from hamu.evaluation import TokenPredictions, open_unlearning
-from hamu.evaluation.answers import rouge_l_f1
+from hamu.evaluation.answers import rouge_l
 from hamu.evaluation.memorization import (
     exact_memorization,
     extraction_strength,
@@ -34,6 +34,10 @@ def test_extraction_strength_counts_the_right_tokens_at_the_end():
     found = tokens([1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0], [1, 0, 1, 1], [1], [0])
     assert extraction_strength(found).tolist() == [1.0, 0.75, 0.0, 0.5, 1.0, 0.0]
     assert exact_memorization(found).tolist() == [1.0, 0.75, 0.75, 0.75, 1.0, 0.0]
+
+
+def rouge_l_f1(answers, references):
+    return rouge_l(answers, references, "fmeasure")
 
 
 def lcs(one, other):

@@ -25,7 +25,6 @@ from hamu.evaluation import (
     tofu_report,
 )
 from hamu.evaluation.answers import (
-    model_utility,
     normalized_probabilities,
     truth_ratio_scores,
     truth_ratios,
@@ -204,9 +203,6 @@ def test_figures_of_records_follow_their_definitions():
     ratios = torch.tensor([0.0, 0.25, 1.0, 4.0, math.inf], dtype=torch.float64)
     assert truth_ratio_scores(ratios, True).tolist() == [0.0, 0.25, 1.0, 0.25, 0.0]
     assert truth_ratio_scores(ratios, False).tolist() == [1.0, 0.75, 0.0, 0.0, 0.0]
-    values = [0.9, 0.5, 0.61, 0.03, 0.77, 1.0, 0.4, 0.2, 0.1]
-    assert model_utility(values) == pytest.approx(9 / sum(1 / v for v in values), rel=1e-12)
-    assert model_utility([*values[:8], 0.0]) == 0.0
     ours, reference = ratios[:4] + 0.1, ratios[1:4] + 0.3
     assert forget_quality(ours, reference.tolist()) == ks_2samp(ours, reference).pvalue
     assert forget_quality(1 / ours, 1 / reference) == pytest.approx(forget_quality(ours, reference))

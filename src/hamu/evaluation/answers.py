@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, takewhile
+from statistics import harmonic_mean
 from typing import Any
 
 import torch
@@ -43,8 +43,7 @@ def generate_answers(
 
     Args:
         model, tokenizer: a causal language model with `generate`, and its tokenizer.
-        data: records encoded with loss_on="answer".
-        batch_size: prompts per batch.
+        data: records encoded with loss_on="answer"; a batch has `batch_size` of them.
         max_new_tokens: the longest answer, shorter where the model's context ends before.
         sampling_seed: draws each token, at temperature 1 from the whole vocabulary.
 
@@ -59,7 +58,9 @@ def generate_answers(
             f"row {row} of {data.texts.source} has no prompt to answer; give questions, not plain "
             f"text"
         )
-    device, ends = next(model.parameters()).device, _ends(model, tokenizer)
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    named = named if isinstance(named, list) else [named]  # a chat model has several
+    ends = sorted({token for token in (tokenizer.eos_token_id, *named) if token is not None})
     pad = ends[0] if ends else 0  # a tokenizer's own may have no embedding in the model
     longest = longest_text(model) or math.inf
     room = [int(min(max_new_tokens, max(1, longest - n))) for n in lengths]
@@ -71,8 +72,8 @@ def generate_answers(
             ids = _pad_left([prompts[i] for i in places], pad)
             mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)
             generated = model.generate(
-                input_ids=ids.to(device),
-                attention_mask=mask.to(device),
+                input_ids=ids.to(model.device),
+                attention_mask=mask.to(model.device),
                 max_new_tokens=room[places[0]],
                 use_cache=True,
                 pad_token_id=pad,
@@ -110,13 +111,6 @@ def _batches(lengths: Sequence[int], room: Sequence[int], size: int) -> Iterator
         yield from (places[start : start + size] for start in range(0, len(places), size))
 
 
-def _ends(model: Any, tokenizer: Any) -> list[int]:
-    """Tokens that end an answer: the tokenizer's, and those of a chat model's settings."""
-    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    named = [named] if isinstance(named, int) else list(named or [])
-    return sorted({token for token in (tokenizer.eos_token_id, *named) if token is not None})
-
-
 def _pad_left(sequences: list[Tensor], value: int) -> Tensor:
     return pad_sequence(sequences, batch_first=True, padding_value=value, padding_side="left")
 
@@ -128,15 +122,11 @@ def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
     split by Unicode words, and scripts without spaces into characters. For a reference without a
     word it is 1 if the answer is equal, else 0.
     """
-    return _rouge_l(answers, references, "recall")
+    return rouge_l(answers, references, "recall")
 
 
-def rouge_l_f1(answers: Sequence[str], references: Sequence[str]) -> Tensor:
-    """ROUGE-L F1 of each answer, [N] float64, as in MUSE; words as in `rouge_l_recall`."""
-    return _rouge_l(answers, references, "fmeasure")
-
-
-def _rouge_l(answers: Sequence[str], references: Sequence[str], figure: str) -> Tensor:
+def rouge_l(answers: Sequence[str], references: Sequence[str], figure: str) -> Tensor:
+    """ROUGE-L of each answer, [N] float64: `figure` is recall, precision, or fmeasure for F1."""
     from rouge_score.rouge_scorer import RougeScorer
 
     latin = RougeScorer(["rougeL"], use_stemmer=True)
@@ -193,11 +183,6 @@ def truth_ratio_scores(ratios: Tensor, for_forget: bool) -> Tensor:
     return torch.minimum(ratios, 1.0 / ratios) if for_forget else (1.0 - ratios).clamp(min=0.0)
 
 
-def model_utility(values: Sequence[float]) -> float:
-    """Harmonic mean, 0 if a value is 0; of nine values, see `tofu_report`."""
-    return float(statistics.harmonic_mean(values))
-
-
 def forget_quality(ours: Sequence[float] | Tensor, reference: Sequence[float] | Tensor) -> float:
     """p-value of a two-sample Kolmogorov-Smirnov test between truth ratios R on the forget set.
 
@@ -232,10 +217,10 @@ def tofu_report(
     generate: bool = True,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, Any]:
-    """Figures of TOFU, ready for JSON.
+    """Figures of TOFU, ready for JSON, by the formulas of docs/metrics.md.
 
-    The formulas are in docs/metrics.md. A set without paraphrased answers takes the answers
-    themselves; a figure is None if it needs a set that is missing.
+    A set without paraphrased answers takes the answers themselves; a figure is None if it needs a
+    set that is missing.
 
     Args:
         model, tokenizer: a causal language model, and its tokenizer.
@@ -253,18 +238,18 @@ def tofu_report(
     for name, texts in vars(sets).items():
         if texts is None:
             continue
-        report[name] = figures = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
-        drawn = draw_positions(len(texts), most, seed) if generate else []
-        asked = texts if drawn is None else texts.select(sorted(drawn))
-        figures |= {"generated": len(asked), "rouge": None}
-        if len(asked):
+        figures = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
+        report[name] = figures | {"generated": 0, "rouge": None}
+        if generate:
+            drawn = draw_positions(len(texts), most, seed)
+            asked = texts if drawn is None else texts.select(sorted(drawn))
             data = encode(asked, tokenizer, max_length)
             answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
-            right = [record.answer for record in asked.records]
-            figures["rouge"] = rouge_l_recall(answers, right).mean().item()
+            rouge = rouge_l_recall(answers, [record.answer for record in asked.records])
+            report[name] |= {"generated": len(asked), "rouge": rouge.mean().item()}
     nine = [report.get(n, {}).get(key) for n in ("retain", *_OUTSIDE_SETS) for key in _TERMS]
     return report | {
-        "model_utility": None if None in nine else model_utility(nine),
+        "model_utility": None if None in nine else harmonic_mean(nine),
         "model_utility_probability": nine[0],
     }
 

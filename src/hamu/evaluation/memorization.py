@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hamu.data import TextData
-from hamu.evaluation.answers import generate_answers, rouge_l_f1
+from hamu.evaluation.answers import generate_answers, rouge_l
 from hamu.evaluation.predictions import TokenPredictions
 
 _PROMPT, _CONTINUATION, _ANSWER = 200, 128, 32  # tokens, as in MUSE
@@ -44,28 +44,24 @@ def verbmem(model: Any, tokenizer: Any, data: TextData, batch_size: int = 64) ->
     """ROUGE-L F1 of the greedy continuation of each record, [N] float64: MUSE's VerbMem.
 
     The model is given the first l tokens of a record, l the larger of its prompt and of half the
-    record, at most 200; the next 128 are compared (Shi et al. 2024).
-
-    Args:
-        model, tokenizer: a causal language model with `generate`, and its tokenizer.
-        data: records encoded with loss_on="answer".
-        batch_size: prompts per batch.
+    record, at most 200; the next 128 are compared (Shi et al. 2024). For arguments see
+    `generate_answers`.
     """
-    pairs = list(zip(data.tokens, data.scored_from, strict=True))
-    starts = [max(start, min(_PROMPT, len(tokens) // 2)) for tokens, start in pairs]
-    rests = [
-        tokens[start : start + _CONTINUATION].tolist()
-        for tokens, start in zip(data.tokens, starts, strict=True)
-    ]
+    starts, rests = [], []
+    for tokens, start in zip(data.tokens, data.scored_from, strict=True):
+        starts.append(max(start, min(_PROMPT, len(tokens) // 2)))
+        rests.append(tokens[starts[-1] : starts[-1] + _CONTINUATION].tolist())
     expected = tokenizer.batch_decode(rests, skip_special_tokens=True)
     cut = replace(data, scored_from=tuple(starts))
-    return rouge_l_f1(generate_answers(model, tokenizer, cut, batch_size, _CONTINUATION), expected)
+    answers = generate_answers(model, tokenizer, cut, batch_size, _CONTINUATION)
+    return rouge_l(answers, expected, "fmeasure")
 
 
 def knowmem(answers: Sequence[str], references: Sequence[str], tokenizer: Any) -> Tensor:
     """ROUGE-L F1 of the first 32 tokens of each answer, [N] float64: MUSE's KnowMem."""
     given = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
-    return rouge_l_f1(tokenizer.batch_decode([one[:_ANSWER] for one in given]), references)
+    cut = tokenizer.batch_decode([one[:_ANSWER] for one in given])
+    return rouge_l(cut, references, "fmeasure")
 
 
 def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:

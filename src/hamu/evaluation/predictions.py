@@ -78,18 +78,22 @@ def probabilities(predictions: TokenPredictions) -> Tensor:
     return torch.exp(-predictions.record_losses)
 
 
-def predict(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate) -> Predictions:
+def predict(
+    model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate, *, shared: bool = False
+) -> Predictions:
     """Predict every image of a data set in evaluation mode; see `predict_logits`.
 
     `data` gives items with labels, or batches of them through `__getitems__`; `collate` makes a
-    batch of items. An empty data set is a HamuError.
+    batch of items. If `shared`, all processes share the work, and each must call it. An empty data
+    set is a HamuError.
     """
-    found: Predictions = _predicted(model, data, batch_size, collate)
-    return found
+    lengths = [0] * len(data)  # type: ignore[arg-type]
+    logits, labels, _ = _predicted(model, data, lengths, batch_size, collate, _columns, shared)
+    return Predictions(logits, labels)
 
 
 def predict_tokens(
-    model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate
+    model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate, *, shared: bool = False
 ) -> TokenPredictions:
     """Predict the scored tokens of every text of a data set in evaluation mode.
 
@@ -97,21 +101,13 @@ def predict_tokens(
     model names its output layer (`get_output_embeddings`).
 
     `data` gives items with input_ids and labels, e.g. `TextData`; `collate` pads a list of them. A
-    pass has `batch_size` texts, or less than 8,192 tokens. An empty data set is a HamuError.
+    pass has `batch_size` texts, or less than 8,192 tokens. For the rest see `predict`.
     """
-    found: TokenPredictions = _predicted(model, data, batch_size, collate, is_text=True)
-    return found
-
-
-def predict_shared(
-    model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate, *, is_text: bool
-) -> Predictions | TokenPredictions:
-    """Run `predict` (for texts `predict_tokens`) shared among all processes; each must call it."""
-    shared = {"world": world_size(), "place": rank()}
-    found: Predictions | TokenPredictions = _predicted(
-        model, data, batch_size, collate, is_text=is_text, **shared
-    )
-    return found
+    texts = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+    lengths = [len(item["input_ids"]) for item in texts]
+    found = _predicted(model, texts, lengths, batch_size, collate, _token_columns, shared)
+    losses, correct, expected, spread, record = found
+    return TokenPredictions(losses, correct, expected, spread, record, len(texts))
 
 
 @torch.no_grad()
@@ -159,26 +155,23 @@ def principal_axes(vectors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
 def _predicted(
     model: nn.Module,
     data: Any,
+    lengths: Sequence[int],
     batch_size: int,
     collate: Collate,
-    *,
-    is_text: bool = False,
-    world: int = 1,
-    place: int = 0,
-) -> Any:
-    """`Predictions` or `TokenPredictions`, in the data's order.
+    measure: Callable[[nn.Module, Mapping[str, Tensor]], Columns],
+    shared: bool,
+) -> Columns:
+    """Columns of all batches in the data's order, the last of them the record of each row.
 
     Processes that share take a record each, in turns. Where the last turn has too few, some repeat
     one, because a sharded model needs the same passes on each; the repetition is dropped.
     """
-    if not len(data):
+    if not lengths:
         raise HamuError("the data set is empty: it has no record to predict")
-    data = [data[i] for i in range(len(data))] if is_text else data
-    lengths = [len(item["input_ids"]) for item in data] if is_text else [0] * len(data)
-    order = sorted(range(len(data)), key=lambda i: -lengths[i])
+    world, place = (world_size(), rank()) if shared else (1, 0)
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     turns = [order[start : start + world] for start in range(0, len(order), world)]
-    measure, found = _token_columns if is_text else _columns, []
-    device = next(model.parameters()).device
+    device, found = next(model.parameters()).device, []
     fetch = getattr(data, "__getitems__", lambda rows: [data[i] for i in rows])
     with evaluating(model):
         for batch in _batches(turns, lengths, batch_size):
@@ -194,10 +187,7 @@ def _predicted(
         dist.all_gather_object(everyone, joined)
         joined = _joined(everyone)
     back = joined[-1].argsort(stable=True)
-    if not is_text:
-        return Predictions(joined[0][back], joined[1][back])
-    losses, correct, expected, spread, record = (column[back] for column in joined)
-    return TokenPredictions(losses, correct, expected, spread, record, len(data))
+    return tuple(column[back] for column in joined)
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:
@@ -238,10 +228,7 @@ def _token_columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
 
 
 def _scored(model: nn.Module, batch: Mapping[str, Tensor]) -> Scored:
-    """Run a model whose output layer is given only the places before scored tokens, if it can be.
-
-    What the model does to its logits then, such as capping them, is done all the same.
-    """
+    """Run a model whose output layer gets only the places before scored tokens, if it can."""
     labels, narrowed = batch["labels"], []
     row, place = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
 
@@ -251,13 +238,12 @@ def _scored(model: nn.Module, batch: Mapping[str, Tensor]) -> Scored:
         narrowed.append(True)
         return (given[0][row, place][None], *given[1:])
 
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    handle = None if head is None else head.register_forward_pre_hook(narrow)
+    head = getattr(model, "get_output_embeddings", lambda: None)() or nn.Identity()
+    handle = head.register_forward_pre_hook(narrow)
     try:
         logits = predict_logits(model, batch)
     finally:
-        if handle is not None:
-            handle.remove()
+        handle.remove()
     if not narrowed:
         return Scored.of(logits, labels)
     return Scored(logits[0], labels[:, 1:][row, place], row, len(labels))

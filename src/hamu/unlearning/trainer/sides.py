@@ -19,7 +19,7 @@ from hamu.core.objectives import CrossEntropy, Objective, Scored, build_objectiv
 from hamu.data.forget_sets import ALTERNATIVE, WEIGHT, subset
 from hamu.data.images import collate
 from hamu.errors import HamuError
-from hamu.evaluation.predictions import predict_shared
+from hamu.evaluation.predictions import predict, predict_tokens
 from hamu.unlearning.goals import AnyPredictions, StopReason
 from hamu.unlearning.trainer.config import UnlearnConfig
 
@@ -218,7 +218,9 @@ class Evaluations:
         size = self._args.eval_batch_size
         exact = without_autocast(self._model) if self._args.full_precision_eval else nullcontext()
         with exact:
-            return predict_shared(self._model, data, size, self.collate, is_text=self._is_text)
+            run: Any = predict_tokens if self._is_text else predict
+            found: AnyPredictions = run(self._model, data, size, self.collate, shared=True)
+            return found
 
 
 def set_figures(predictions: Mapping[str, AnyPredictions]) -> dict[str, float]:
