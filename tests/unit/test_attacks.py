@@ -21,8 +21,8 @@ from hamu.evaluation import (
     robustness,
     sentence,
 )
-from hamu.evaluation.attack_results import Outcome
 from hamu.evaluation.attacks import (
+    Outcome,
     _items,
     check_can_quantize,
     leak_at_k,

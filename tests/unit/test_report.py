@@ -22,7 +22,7 @@ from hamu.assess import frontier
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU
 from hamu.evaluation import AttackResult, Predictions
-from hamu.evaluation.attack_results import QUANTIZE, RELEARN_RETAIN, RETRAINED, UNLEARNED, Outcome
+from hamu.evaluation.attacks import QUANTIZE, RELEARN_RETAIN, RETRAINED, UNLEARNED, Outcome
 from hamu.report import pictures
 from hamu.report.charts import BUCKETS, extremes, step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict

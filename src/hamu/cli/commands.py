@@ -21,7 +21,7 @@ from hamu import files
 from hamu.assess import REGIMES, Assessment, plain_answer
 from hamu.cli import demo
 from hamu.errors import HamuError
-from hamu.evaluation.attack_results import sentence
+from hamu.evaluation.attacks import sentence
 from hamu.report import tables
 from hamu.unlearning import jobs
 from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN, TYPES

@@ -7,14 +7,15 @@ from hamu.evaluation.answers import (
     rouge_l_recall,
     tofu_report,
 )
-from hamu.evaluation.attack_results import (
+from hamu.evaluation.attacks import (
+    AttackData,
     AttackResult,
     AttackSettings,
+    attack,
     lasts,
     robustness,
     sentence,
 )
-from hamu.evaluation.attacks import AttackData, attack
 from hamu.evaluation.gains import Gains, hypervolume, pareto_optimal
 from hamu.evaluation.membership import (
     gradient_scores,

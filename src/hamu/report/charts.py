@@ -12,7 +12,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from sklearn.metrics import confusion_matrix
 
-from hamu.evaluation.attack_results import RELEARNING, AttackResult
+from hamu.evaluation.attacks import RELEARNING, AttackResult
 from hamu.evaluation.gains import drawn_entries
 from hamu.evaluation.membership import AttackScores, loss_attack, min_k_scores
 from hamu.evaluation.predictions import principal_axes, probabilities

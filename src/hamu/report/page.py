@@ -21,7 +21,7 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 import hamu
-from hamu.evaluation.attack_results import AttackResult
+from hamu.evaluation.attacks import AttackResult
 from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
 from hamu.report import charts, tables

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.core.methods import TABLE, HamuQ, HamuU
-from hamu.evaluation import attack_results as attacks
+from hamu.evaluation import attacks
 from hamu.evaluation.gains import Gains, is_near
 from hamu.report.tables import attack_figure, strengths
 

@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
-from hamu.evaluation import attack_results as attacks
+from hamu.evaluation import attacks
 from hamu.unlearning.compare.runs import METRIC, Comparison, Row, differing_environments
 from hamu.unlearning.goals import ALL_DONE
 

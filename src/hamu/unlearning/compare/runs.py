@@ -17,7 +17,7 @@ from typing import Any
 
 from hamu.errors import HamuError
 from hamu.evaluation import gains as pareto
-from hamu.evaluation.attack_results import RELEARN_RETAIN, UNLEARNED, AttackResult
+from hamu.evaluation.attacks import RELEARN_RETAIN, UNLEARNED, AttackResult
 from hamu.evaluation.gains import Gains, Level, gains_of, state_at
 from hamu.evaluation.membership import auc_of
 from hamu.files import (

@@ -20,10 +20,9 @@ from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
 from hamu.data import UnlearningData, encode, read_text
 from hamu.errors import HamuError
-from hamu.evaluation import TofuSets, attack_results, build_metrics, forget_quality, tofu_report
+from hamu.evaluation import TofuSets, attacks, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.answers import PERTURBED
-from hamu.evaluation.attack_results import AttackResult, AttackSettings, Kind
-from hamu.evaluation.attacks import AttackData, attack_all, check_can_quantize
+from hamu.evaluation.attacks import AttackData, AttackResult, AttackSettings, Kind, attack_all
 from hamu.evaluation.memorization import gibberish, knowmem
 from hamu.evaluation.reports import open_unlearning
 from hamu.files import MINIATURE
@@ -42,9 +41,9 @@ from hamu.unlearning.trainer.logs import silent, task_bar
 
 _REAL_ANSWERS = 1000  # that tell language from gibberish
 _ROLES = {
-    "model": attack_results.UNLEARNED,
-    "original": attack_results.ORIGINAL,
-    "retain": attack_results.RETRAINED,
+    "model": attacks.UNLEARNED,
+    "original": attacks.ORIGINAL,
+    "retain": attacks.RETRAINED,
 }
 
 
@@ -264,16 +263,16 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
     settings = task.settings.of(AttackSettings)
     kind: Kind = "text" if isinstance(task, TextTask) else "image"
     names = settings.names(kind)
-    if attack_results.QUANTIZE in names:
-        check_can_quantize()
+    if attacks.QUANTIZE in names:
+        attacks.check_can_quantize()
     task.settle_adapter()
     unrelated, named = None, settings.unrelated_data
-    if attack_results.RELEARN_UNRELATED in names:
+    if attacks.RELEARN_UNRELATED in names:
         texts = task.read(task.located(named), "train") if named else read_text(MINIATURE)
         known = {*problem.retain.digests(), *problem.forget.digests()}
         unrelated = texts.select([i for i, one in enumerate(texts.digests()) if one not in known])
     elif named is not None:
-        only = attack_results.RELEARN_UNRELATED
+        only = attacks.RELEARN_UNRELATED
         raise HamuError(f"unrelated_data {named} has no effect without the attack {only}")
     models = task.named_models()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hamu.data.text import QUESTION_TEMPLATE
 from hamu.errors import HamuError
-from hamu.evaluation.attack_results import AttackSettings
+from hamu.evaluation.attacks import AttackSettings
 from hamu.evaluation.gains import Level
 from hamu.unlearning.goals import check_goal_settings
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
