@@ -59,10 +59,34 @@ def test_checking_changes_nothing(model, trainer_of, trained, settings):
         assert figures(trainer, f"realised_{side}_change") == pytest.approx([0.0], abs=1e-6)
 
 
-@pytest.mark.parametrize(("every", "checked"), [(2, 3), (0, 0), (None, 1)])
-def test_the_first_step_is_checked_and_every_nth(model, trained, every, checked):
-    trainer = trained(model, max_steps=5, check_steps=every)
+@pytest.mark.parametrize(
+    ("settings", "checked"),
+    [({"check_steps": 2}, 2), ({"check_steps": 0}, 0), ({"logging_steps": 3}, 1)],
+)
+def test_checks_come_at_their_interval_or_when_a_step_is_logged(model, trained, settings, checked):
+    trainer = trained(model, max_steps=5, **settings)
     assert (trainer.promise or {"checked": 0})["checked"] == checked
+
+
+@pytest.mark.parametrize(
+    ("took", "checked"), [(0.21, [1, 8, 12, 16, 20]), (0.9, [1, 35]), (0.0, [*range(1, 41)])]
+)
+def test_by_default_checks_take_a_twentieth_of_the_time(monkeypatch, took, checked):
+    """Steps of one second each, and checks of `took` more."""
+    clock = [100.0]
+    monkeypatch.setattr(promise.time, "perf_counter", lambda: clock[0])
+    schedule, found = promise.CheckSchedule(None, torch.device("cpu")), []
+    for step in range(1, 41):
+        is_checked = schedule.is_due(step, 1)
+        clock[0] += 1.0
+        if is_checked:
+            found.append(step)
+            with schedule.timed():
+                clock[0] += took
+            schedule.checked()
+    assert found[: len(checked)] == checked
+    if took < 0.9:
+        assert took * len(found) <= 0.05 * (40 + took * len(found))
 
 
 class RetainNorms(TrainerCallback):

@@ -60,7 +60,7 @@ class Watched:
 
     def step(self):
         """Take a step; return its rate, and True if it was undone."""
-        assert self.watch.is_due(1)
+        assert self.watch.schedule.is_due(1, 1)
         losses, undone = {}, self.undone
         for side in ("retain", "forget"):
             self.watch.passes.remember(side, partial(self.model.total, side, {}), 1)

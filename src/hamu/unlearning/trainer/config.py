@@ -213,7 +213,8 @@ class UnlearnConfig(TrainConfig):
     )
     trust_region_growth: float = _option(8.0, "Most by which --trust_region raises the rate.")
     check_steps: int | None = _option(
-        None, "Check the promises of the first and every n-th step, by default the 50th; 0: none."
+        None,
+        "Steps between two checks of promises; by default logged ones in 5% of the time, 0: never.",
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (each its own) or once (the paper).")

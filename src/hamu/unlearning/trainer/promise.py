@@ -1,20 +1,22 @@
 """The promise of a step against its outcome: checked, corrected, and steered by a trust region.
 
 A check repeats the forward passes of a step at the weights after it, with the same random numbers.
+`CheckSchedule` decides which steps are checked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from transformers import IntervalStrategy, TrainerCallback
 
 from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import buffers_kept, rounds_to_tf32, without_autocast, without_tf32
@@ -28,7 +30,7 @@ _SHRINK_BELOW, _GROW_ABOVE, _LEAP_ABOVE = 0.25, 0.75, 0.95  # realised over prom
 LEAST_SCALE = 2.0**-20  # where a run cannot go on
 _GOOD = {"forget": 1.0, "retain": -1.0}  # sign of a change of loss that is wanted
 _FLOAT32 = torch.finfo(torch.float32).eps
-_CHECKED_EVERY = 50  # steps, by default
+_SHARE = 0.05  # of a run's time that its checks take, unless it names their number
 _LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
 _ROUGH = 3.0  # in units of which examples/rounding.py finds 0.3 to 3 as the deviation, mostly 0.7
 _OF_A_CONSTRAINT = (
@@ -233,6 +235,54 @@ class RepeatedPasses:
         return _ROUGH * self._eps * spread.sqrt().item()
 
 
+class CheckSchedule:
+    """Steps to check: every n-th, or of the logged ones as many as take 5 % of a run's time.
+
+    Of these the first is checked, and the next one once 5 % of the time that has passed is more
+    than the checks so far have taken and one more will; judged at each check, by all processes.
+    """
+
+    def __init__(self, every: int | None, device: torch.device) -> None:
+        self._every, self._device = every, device
+        self._step = self._next = self._start = 0  # at hand, of the next check, before the first
+        self._since = self._took = self._took_before = 0.0  # seconds
+
+    def is_due(self, step: int, logged_every: float) -> bool:
+        """True if this step (the run's first is 1) is checked."""
+        if self._every is not None:
+            return self._every > 0 and step % self._every == 0
+        if not self._since:  # the first step of this process
+            self._since, self._start = time.perf_counter(), step - 1
+        self._step = step
+        return step >= self._next and step % max(1, int(logged_every)) == 0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the time of a part of a check, without that of what the device still has to do."""
+        self._synchronize()
+        begin = time.perf_counter()
+        yield
+        self._synchronize()
+        self._took += time.perf_counter() - begin
+
+    def checked(self) -> None:
+        """Set when the next check is due, after that of the step at hand."""
+        if self._every is None:
+            passed = time.perf_counter() - self._since - self._took
+            expected = 2 * self._took - self._took_before  # if one more takes as long as the last
+            device = self._device if world_size() > 1 else "cpu"
+            both = all_reduced(torch.tensor([expected, passed], device=device))
+            expected, passed = both.tolist()
+            of_a_step = max(passed, 1e-9) / (self._step - self._start)
+            steps = math.ceil(expected * (1 / _SHARE - 1) / of_a_step)
+            self._next = max(self._step + 1, self._start + steps)
+            self._took_before = self._took
+
+    def _synchronize(self) -> None:
+        if self._every is None and self._device.type in ("cuda", "xpu"):
+            getattr(torch, self._device.type).synchronize()
+
+
 class StepWatch(TrainerCallback):
     """Watch the steps of a run; calls `on_undone` after the trust region has undone one."""
 
@@ -251,17 +301,14 @@ class StepWatch(TrainerCallback):
         self.figures: dict[str, float] = {}  # of its check
         self.record = PromiseRecord()
         self.scale = 1.0 if args.trust_region else None  # on the rate of the step to come
-        every = _CHECKED_EVERY if args.check_steps is None else args.check_steps
-        self._every = 1 if args.trust_region else every
+        is_logged = args.logging_strategy == IntervalStrategy.STEPS
+        every = args.check_steps if is_logged else args.check_steps or 0
+        self.schedule = CheckSchedule(1 if args.trust_region else every, self._device)
         self._losses: Mapping[str, Tensor] = {}
         self._guard: StepGuard | None = None
         self._rates: list[float] = []
         self._scaler: Any = None
         self._scaling: dict[str, Any] | None = None
-
-    def is_due(self, step: int) -> bool:
-        """True if a step is checked: the run's first, 1, and every n-th."""
-        return self._every > 0 and (step == 1 or step % self._every == 0)
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """Sides whose gradients `combine` is to keep for the step to come."""
@@ -308,11 +355,12 @@ class StepWatch(TrainerCallback):
         if self.scale is not None:
             for group in optimizer.param_groups:
                 group["lr"] *= self.scale
-        if self.passes:
-            is_rounded = self._args.bf16 or self._args.fp16 or self.passes.are_exacter
-            self._before = self._summed(self.passes.losses() if is_rounded else self._losses)
-        if self._guard is not None:
-            self._guard.before(step)
+        with self._timed():
+            if self.passes:
+                is_rounded = self._args.bf16 or self._args.fp16 or self.passes.are_exacter
+                self._before = self._summed(self.passes.losses() if is_rounded else self._losses)
+            if self._guard is not None:
+                self._guard.before(step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure what the optimizer did; undo a step that realised nothing of its promise."""
@@ -320,18 +368,26 @@ class StepWatch(TrainerCallback):
             self._scaler.load_state_dict(self._scaling)
         if self.step is None or not self.is_taken:
             return
-        corrected = None if self._guard is None else self._guard.after().corrected
-        if corrected is not None:
-            self.figures["corrected_share"] = corrected.double().mean().item()
-        is_undone = bool(self.passes) and self._judge(self.step)
+        is_undone = False
+        with self._timed():
+            corrected = None if self._guard is None else self._guard.after().corrected
+            if corrected is not None:
+                self.figures["corrected_share"] = corrected.double().mean().item()
+            if self.passes:
+                is_undone = self._judge(self.step)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate
         if self._guard is not None:
             self._guard.release()
+        if self.passes:
+            self.schedule.checked()
         self.passes.clear()
         if is_undone:
             self.step = replace(self.step, decision="skip", reason="it did not do what it promised")
             self._on_undone()
+
+    def _timed(self) -> AbstractContextManager[None]:
+        return self.schedule.timed() if self.passes else nullcontext()
 
     def _judge(self, step: PairStep) -> bool:
         """Compare promise and outcome; return True if the trust region undid the step."""

@@ -293,7 +293,8 @@ class UnlearnTrainer(ResumableTrainer):
         if self.lookahead is not None and not self._losses:  # once a step
             self.lookahead.advance(inputs["retain"], inputs["forget"])
         limits = self.goal_run.limits_of(inputs[POSITIONS]) if POSITIONS in inputs else None
-        is_checked = self.watch.is_due(self.state.global_step + 1)
+        step, logged_every = self.state.global_step + 1, self.state.logging_steps
+        is_checked = self.watch.schedule.is_due(step, logged_every)
         # DDP averages gradients over the processes, but each has only its part of the sum; split
         # pairing sums them
         scale = 1 if self._is_split else world_size()
