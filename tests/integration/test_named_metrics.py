@@ -1,6 +1,7 @@
 """Metrics of `hamu evaluate` that are measured by name: attacks by shadow models, texts, the harness."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_rmia_finds_what_a_model_knows_by_heart_and_nothing_in_one_that_never_sa
         assert run(f"{job} --metrics rmia --shadow_models 4 --output_dir rmia-{name}") == 0
         metrics = found_in(f"rmia-{name}")["metrics"]
         aucs.append(metrics["rmia_auc"])
-        assert f"rmia_auc: {metrics['rmia_auc']:.4g}" in capsys.readouterr().out
+        assert re.search(rf"rmia_auc +{metrics['rmia_auc']:.4g}", capsys.readouterr().out)
     assert aucs[0] > 0.85
     assert aucs[1] == pytest.approx(0.5, abs=0.2)
     assert metrics["tug_of_war"] == 1.0
@@ -139,7 +140,7 @@ def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):
     assert "privleak" not in keys
     assert keys["forget_Q_A_gibberish"] == 1 - metrics["gibberish"]
     assert "forget_truth_ratio" not in keys
-    assert "forget_verbmem: " in capsys.readouterr().out
+    assert "forget_verbmem " in capsys.readouterr().out
     assert run(f"evaluate {FORGET} --generate 0 --output_dir plain") == 0
     plain = found_in("plain")["metrics"]
     assert plain.keys() == {"extraction_strength", "exact_memorization"}, "no more by default"

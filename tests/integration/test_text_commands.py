@@ -2,6 +2,7 @@
 
 import gc
 import json
+import re
 import shlex
 import shutil
 import weakref
@@ -15,7 +16,6 @@ from safetensors.torch import load_file
 from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import load_language_model
-from hamu.report.tables import privleak_line
 from hamu.unlearning.jobs import tasks
 
 FEW = (
@@ -122,28 +122,27 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     )
     assert report["privleak"] == pytest.approx((ours - theirs) / theirs)
     assert "tofu" not in report
-    assert f"PrivLeak (0 is ideal): {report['privleak']:+.4f}" in capsys.readouterr().out
+    assert re.search(rf"PrivLeak +{report['privleak']:.4g}", capsys.readouterr().out)
     assert run(f"evaluate --data train.jsonl {job} --model {TRAINED} --output_dir unknown") == 0
     assert report_in("unknown")["privleak"] is None
-    assert "PrivLeak: not measured (it needs membership" in capsys.readouterr().out
+    assert re.search("PrivLeak +not measured", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "expected", "why"),
+    ("ours", "theirs", "expected"),
     [
-        (0.9, 0.5, -0.8, "0 is ideal"),
-        (0.5, 0.5, 0.0, "0 is ideal"),
-        (0.5, 1.0, None, "divides by"),
-        (None, 0.5, None, "needs membership inference"),
-        (0.5, None, None, "needs membership inference"),
+        (0.9, 0.5, -0.8),
+        (0.5, 0.5, 0.0),
+        (0.5, 1.0, None),
+        (None, 0.5, None),
+        (0.5, None, None),
     ],
 )
-def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected, why):
+def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected):
     mine, other = (None if auc is None else {"min_k_40": auc} for auc in (ours, theirs))
     report = {"membership_inference": mine, "retain_model": {"membership_inference": other}}
-    report["privleak"] = tasks.privleak_of(report)
-    assert report["privleak"] == (None if expected is None else pytest.approx(expected))
-    assert why in privleak_line(report)
+    leak = tasks.privleak_of(report)
+    assert leak == (None if expected is None else pytest.approx(expected))
 
 
 def test_an_adapter_is_unlearned_in_place_and_merged_where_it_is_and_nowhere_else(adapter):

@@ -35,7 +35,7 @@ from hamu.evaluation.membership import (
     reference_scores,
 )
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.report.tables import membership_line
+from hamu.report.tables import further_table
 from hamu.unlearning.jobs.tasks import scored_texts
 
 NAMES = ["Ada", "Bruno", "Cecilia Ann", "Dmitri", "Edda of the long name"]
@@ -393,12 +393,12 @@ def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
     found = text_membership(members, others, ["a"] * 2, ["a"] * 2)
     assert found == {name: None if "plus" in name else 0.75 for name in ATTACKS}
-    line = "loss 0.750, zlib 0.750, min k 0.750, min k 40 0.750, min k plus plus not measured"
-    assert membership_line({"membership_inference": found}).count(line) == 1
     theirs = {"membership_inference": {"loss": 0.5125, "zlib": None}}
-    report = {"membership_inference": {"loss": 0.75, "zlib": 0.7}, "retain_model": theirs}
-    line = "membership inference: loss 0.750 [retain model 0.512], zlib 0.700 (0.5 is ideal)"
-    assert membership_line(report) == line
+    report = {"membership_inference": found, "retain_model": theirs}
+    first, second, *_, last = further_table({"": report}).rows
+    assert first == ["membership loss", "0.75", "0.5125"]
+    assert second == ["membership zlib", "0.75", "not measured"]
+    assert last == ["membership min k plus plus 40", "not measured", "not measured"]
 
 
 # reports

@@ -155,12 +155,7 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
     is_text = "probability" in last["retain"]
     theirs = {"retain model": last["retain_model"]} if is_text and "retain_model" in last else {}
     yield tables.report_table(by_name | theirs)
-    for name, report in by_name.items():
-        lines = [tables.membership_line(report)]
-        if "privleak" in report:
-            lines.append(tables.privleak_line(report))
-        lines += tables.metric_lines(report)
-        yield from (f"{name}: {line}" if name else line for line in lines)
+    yield tables.further_table(by_name)
     if "against_retain_model" in last:
         yield tables.reference_table(last)
 

@@ -83,10 +83,9 @@ class Table:
     def latex(self) -> str:
         """Table in LaTeX; needs the package booktabs."""
         align = "".join("r" if column.form else "l" for column in self.columns)
-        head = " & ".join(column.latex or column.label for column in self.columns)
-        body = [" & ".join(map(escape_latex, row)) + r" \\" for row in self.rows]
-        lines = [rf"\begin{{tabular}}{{{align}}}", r"\toprule", rf"{head} \\", r"\midrule"]
-        return "\n".join([*lines, *body, r"\bottomrule", r"\end{tabular}"])
+        heads = [column.latex or column.label for column in self.columns]
+        cells = pd.DataFrame([map(escape_latex, row) for row in self.rows], columns=heads)
+        return str(cells.style.hide(axis="index").to_latex(column_format=align, hrules=True))
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
@@ -143,6 +142,10 @@ _TOFU = (
     Column("truth_ratio", "truth ratio", ".3f"),
     Column("value", "value", ".4g"),
 )
+_FURTHER = (
+    "Membership inference: 0.5 is ideal; it needs test data never trained on, of images five of "
+    "the classes forgotten. PrivLeak: 0 is ideal; it needs both models' inference."
+)
 
 
 def report_table(reports: Mapping[str, Report], record: Mapping[str, Any] | None = None) -> Table:
@@ -174,60 +177,35 @@ def reference_table(report: Report) -> Table:
 
 def tofu_table(report: Report) -> Table:
     """TOFU's figures: a row for each set, then the aggregates."""
-    rows = []
-    for key in ("forget", "retain", "real_authors", "world_facts"):
-        rows += [{"set": key.replace("_", " "), **report[key]}] if key in report else []
+    sets = ("forget", "retain", "real_authors", "world_facts")
+    rows = {key: report[key] for key in sets if key in report}
     for key in ("model_utility", "model_utility_probability", "forget_quality", "privleak"):
-        known = report.get(key) is not None
-        rows += [{"set": key.replace("_", " "), "value": report[key]}] if known else []
-    return Table(_TOFU, rows)
+        rows |= {key: {"value": report[key]}} if report.get(key) is not None else {}
+    return Table(_TOFU, [{"set": key.replace("_", " "), **row} for key, row in rows.items()])
 
 
-def membership_line(report: Report) -> str:
-    """Line on membership inference of images or texts, with the retain model's figures."""
-    inference = report["membership_inference"]
-    if inference is None:
-        return (
-            "membership inference: not measured (it needs test data never trained on, for images "
-            "at least five of the classes that are forgotten, and finite losses)"
-        )
-    theirs = report.get("retain_model", {}).get("membership_inference") or {}
-    found = []
-    for name in (one for one in inference if one != "samples"):
-        other = theirs.get(name)
-        beside = "" if other is None else f" [retain model {other:.3f}]"
-        own = number(inference[name], ".3f", "not measured")
-        found.append(f"{name.replace('_', ' ').replace('auc', 'AUC')} {own}{beside}")
-    return f"membership inference: {', '.join(found)} (0.5 is ideal)"
-
-
-def privleak_line(report: Report) -> str:
-    """Line on PrivLeak."""
-    if report["privleak"] is not None:
-        return f"PrivLeak (0 is ideal): {report['privleak']:+.4f}"
-    if (report["retain_model"]["membership_inference"] or {}).get("min_k_40") == 1:
-        return "PrivLeak: not measured (it divides by 1 - min k 40 of the retain model, which is 0)"
-    return "PrivLeak: not measured (it needs membership inference of both models)"
-
-
-def metric_table(reports: Mapping[str, Report]) -> list[Table]:
-    """Table of the further figures of models, and of the retain model if it was measured too."""
+def further_table(reports: Mapping[str, Report]) -> Table:
+    """Membership inference, PrivLeak and further metrics of models and of the retain model."""
     theirs = [one["retain_model"] for one in reports.values() if "retain_model" in one]
     found = {**reports, "retain model": theirs[-1]} if theirs else dict(reports)
-    values = {role: report.get("metrics", {}) for role, report in found.items()}
-    names = dict.fromkeys(name for one in values.values() for name in one)
-    rows = [[name, *(number(one.get(name)) for one in values.values())] for name in names]
-    return [text_table(["further metric", *values], rows)] * bool(rows)
+    columns = {role or "value": _further(report) for role, report in found.items()}
+    names = dict.fromkeys(name for one in columns.values() for name in one)
+    rows = [
+        [name, *(number(one.get(name), none="not measured") for one in columns.values())]
+        for name in names
+    ]
+    return text_table(["further metric", *columns], rows, _FURTHER)
 
 
-def metric_lines(report: Report) -> list[str]:
-    """A line for each further figure, with the retain model's."""
-    theirs, lines = report.get("retain_model", {}).get("metrics", {}), []
-    for name, value in report["metrics"].items():
-        other = theirs.get(name)
-        beside = "" if other is None else f" [retain model {number(other)}]"
-        lines.append(f"{name}: {number(value, none='not measured')}{beside}")
-    return lines
+def _further(report: Report) -> dict[str, Any]:
+    inference = report.get("membership_inference") or {"auc": None}
+    found = {
+        f"membership {name.replace('_', ' ').replace('auc', 'AUC')}": value
+        for name, value in inference.items()
+        if name != "samples"
+    }
+    leak = {"PrivLeak": report["privleak"]} if "privleak" in report else {}
+    return {**found, **leak, **report.get("metrics", {})}
 
 
 # Attacks
@@ -258,17 +236,13 @@ def attack_tables(result: attacks.AttackResult) -> list[Table]:
     """Means over seeds of each attack, a row for each model, then the figures of robustness."""
     tables = []
     for attack, by_model in result.outcomes.items():
-        figure, relearns = attack_figure(attack, result), attack in attacks.RELEARNING
-        heads = [
-            attack,
-            *strengths(attack, by_model[attacks.UNLEARNED]),
-            *["retain accuracy"] * relearns,
-        ]
-        rows = []
+        figure, heads, rows = attack_figure(attack, result), [attack], []
+        heads += strengths(attack, by_model[attacks.UNLEARNED])
         for role, outcome in by_model.items():
-            cells = [figure.text(outcome.mean(figure.key, at)) for at in outcome.at]
-            ends = [f"{fmean(outcome.retain_accuracy):.1%}"] if relearns else []
-            rows.append([role, *cells, *ends])
+            rows.append([role, *(figure.text(outcome.mean(figure.key, at)) for at in outcome.at)])
+            if attack in attacks.RELEARNING:
+                rows[-1].append(f"{fmean(outcome.retain_accuracy):.1%}")
+        heads += ["retain accuracy"] * (attack in attacks.RELEARNING)
         tables.append(text_table(heads, rows, f"{figure.label}, mean over seeds"))
     kinds = {"Q": "quantization", "R": "relearning"}
     found = [
@@ -321,8 +295,14 @@ CAPTION = (
 
 
 def comparison_table(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> Table:
-    """Table of the runs of a comparison, or of their means."""
-    return Table(columns, [_written(row) for row in rows])
+    """Table of the runs of a comparison, or of their means, with a star for the Pareto front."""
+    written = []
+    for row in rows:
+        written.append({**row, "pareto": "*" if row.get("pareto") else ""})
+        if row.get("forgotten") is not None:
+            count = Column("", "", "g").text(row["forgotten"])
+            written[-1]["forgotten"] = f"{count} of {row['forget_records']}"
+    return Table(columns, written)
 
 
 def _in_files(rows: Sequence[Row]) -> Table:
@@ -331,15 +311,6 @@ def _in_files(rows: Sequence[Row]) -> Table:
     labels = {key: key.removeprefix(METRIC) for key in names}
     further = [Column(key, label, ".3g", escape_latex(label)) for key, label in labels.items()]
     return comparison_table(rows, [*COLUMNS[:-2], *further, *COLUMNS[-2:]])
-
-
-def _written(row: Row) -> Row:
-    """Row with a star for the Pareto front, and the forgotten of how many."""
-    found: Row = {**row, "pareto": "*" if row.get("pareto") else ""}
-    if row.get("forgotten") is not None:
-        count = Column("", "", "g").text(row["forgotten"])
-        found["forgotten"] = f"{count} of {row['forget_records']}"
-    return found
 
 
 def screen_table(rows: Sequence[Row]) -> ScreenTable:
@@ -359,19 +330,20 @@ def markdown_page(comparison: Comparison) -> str:
     """Runs, means and remarks."""
     parts = [_in_files(comparison.shown).markdown()]
     if comparison.means:
-        parts.append("Means over seeds ± standard deviation:\n")
-        parts.append(_in_files(comparison.means).markdown())
+        parts += [
+            "Means over seeds ± standard deviation:\n",
+            _in_files(comparison.means).markdown(),
+        ]
     return "\n".join([*parts, *(f"{escape_markdown(line)}\n" for line in remarks(comparison))])
 
 
 def latex_page(comparison: Comparison) -> str:
     """Runs, means, and remarks as comments; the tables need the package booktabs."""
     lines = ["needs \\usepackage{booktabs}", *remarks(comparison)]
-    parts = [*(f"% {line}" for line in lines), _in_files(comparison.shown).latex()]
+    page = "".join(f"% {line}\n" for line in lines) + _in_files(comparison.shown).latex()
     if comparison.means:
-        parts.append("% means over seeds and standard deviations")
-        parts.append(_in_files(comparison.means).latex())
-    return "\n".join(parts) + "\n"
+        page += "% means over seeds and standard deviations\n" + _in_files(comparison.means).latex()
+    return page
 
 
 def remarks(comparison: Comparison) -> list[str]:
@@ -394,14 +366,12 @@ def remarks(comparison: Comparison) -> list[str]:
         )
         never = {row["method"] for row in comparison.rows} - comparison.best_settings().keys()
         lines += [f"never there: {', '.join(sorted(never))}"] * bool(never)
-    for row in comparison.rows:
-        if row["failed"]:
-            lines.append(f"{row['run']} failed: {row['failed']}")
-    for row in comparison.shown:
-        if not row["failed"] and row["ended_because"] != ALL_DONE.text:
-            reason = f"ended at step {row['ended_at']} because {row['ended_because']}"
-            lines.append(f"{row['run']} {reason}")
+    lines += [f"{row['run']} failed: {row['failed']}" for row in comparison.rows if row["failed"]]
+    lines += [
+        f"{row['run']} ended at step {row['ended_at']} because {row['ended_because']}"
+        for row in comparison.shown
+        if not row["failed"] and row["ended_because"] != ALL_DONE.text
+    ]
     environments = {row["run"]: row.get("environment") for row in comparison.shown}
-    if differing := differing_environments(environments):
-        lines.append(f"not all were computed alike: {differing}")
-    return lines
+    differing = differing_environments(environments)
+    return lines + [f"not all were computed alike: {differing}"] * bool(differing)
