@@ -8,7 +8,7 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
@@ -42,14 +42,14 @@ _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 _OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting")
 _OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
 
-_TYPES: dict[str, type | tuple[type, ...]] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "number": (int, float),
-    "integer": int,
-    "boolean": bool,
-    "null": type(None),
+_TYPES = {  # of JSON, by Python's
+    dict: {"object"},
+    list: {"array"},
+    str: {"string"},
+    int: {"integer", "number"},
+    float: {"number"},
+    bool: {"boolean"},
+    type(None): {"null"},
 }
 
 
@@ -274,22 +274,9 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"number": _number, "interval": _interval, "setting": _setting}
+    environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"forgotten_words": forgotten_words, "meaning": meaning}
     return environment
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _interval(ends: list[float | None] | None) -> str:
-    return "" if ends is None or None in ends else f" [{ends[0]:.4g}, {ends[1]:.4g}]"
-
-
-def _setting(value: Any) -> str:
-    """A value as JSON, in one line of a table."""
-    return json.dumps(value, ensure_ascii=False).replace("|", "\\|")
 
 
 def plain(value: Any) -> Any:
@@ -337,9 +324,9 @@ def _violations(value: Any, part: Found, shared: Found, at: str) -> Iterator[str
     while "$ref" in part:  # what stands beside a reference takes the place of what it has
         own = {key: one for key, one in part.items() if key != "$ref"}
         part = {**shared[part["$ref"].removeprefix("#/$defs/")], **own}
-    kinds = part.get("type", list(_TYPES))
+    kinds = part.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not any(_is(value, kind) for kind in kinds):
+    if kinds and not _TYPES[type(value)] & {*kinds}:
         yield f"{at} is not of type {' or '.join(kinds)}"
     elif "enum" in part and value not in part["enum"]:
         yield f"{at} is not one of {part['enum']}"
@@ -359,8 +346,3 @@ def _violations(value: Any, part: Found, shared: Found, at: str) -> Iterator[str
                 yield f"{at} has the unknown key {key}"
             elif inner is not True:
                 yield from _violations(one, inner, shared, f"{at}.{key}")
-
-
-def _is(value: Any, kind: str) -> bool:
-    """JSON's types; a truth value is no number."""
-    return isinstance(value, _TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
