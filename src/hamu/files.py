@@ -110,11 +110,7 @@ def load_from_hub(source: str, split: str) -> Any:
 
 
 def parse_json(path: Path) -> Any:
-    """Content of a JSON file.
-
-    Raises:
-        ValueError: if it is not JSON, or is nested too deeply to be read.
-    """
+    """Content of a JSON file; a ValueError for one that is none or is nested too deeply."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -124,12 +120,7 @@ def parse_json(path: Path) -> Any:
 def read_json(path: Path, remove: Path | None = None) -> Any:
     """Content of a JSON file that the command which left it would make anew.
 
-    Args:
-        path: the file.
-        remove: what to remove if it is damaged; None for the file itself.
-
-    Raises:
-        HamuError: if it is not JSON.
+    A HamuError says that it is damaged, and to remove `remove`, by default the file.
     """
     try:
         return parse_json(path)
@@ -158,30 +149,17 @@ def writing_model(into: str, remedy: str) -> Iterator[None]:
 
 
 def write_whole(target: Path, text: str, *, private: bool = False) -> None:
-    """Write one file into a folder that is there, replacing an earlier one.
-
-    Args:
-        target: the file.
-        text: its content.
-        private: whether it is for its owner alone; else the process's mask decides.
-    """
-    with tempfile.NamedTemporaryFile(
-        "w", dir=target.parent, prefix=f".{target.name}.", delete=False, encoding="utf-8"
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    os.chmod(file.name, 0o600 if private else 0o666 & ~umask())
-    os.replace(file.name, target)
+    """Write one file into a folder that is there; a private one is for its owner alone."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as staged:
+        beside = Path(staged, target.name)
+        beside.touch(0o600 if private else 0o666)
+        beside.write_text(text, encoding="utf-8")
+        sync(beside)
+        os.replace(beside, target)
 
 
 def replace_folder(beside: Path, target: Path) -> None:
-    """Move a folder that was written beside its place into it, readable as the mask allows."""
-    os.chmod(beside, 0o777 & ~umask())
+    """Move a folder that was written beside its place into it."""
     if os.path.lexists(target):
         remove_whole(target)
     os.replace(beside, target)
@@ -207,10 +185,3 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def umask() -> int:
-    """The process's mask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

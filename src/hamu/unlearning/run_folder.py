@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -139,22 +140,19 @@ class RunFolder:
         left = [path for path in found if path.name.startswith(_LEFT)]
         if self._resume or left == found:
             return left
-        is_marked = self.has(MARK)
-        foreign = [p for p in found if p not in left and not (is_marked and _is_of_a_run(p))]
-        if foreign:
-            why = (
-                f"it holds {foreign[0].name}, which is not of a run; --overwrite only replaces runs"
-            )
-            raise HamuError(f"the output folder {self.path} is in use: {why}, so {_OTHER}")
+        in_use = f"the output folder {self.path} is in use: it holds"
+        for path in found:
+            if path not in left and not (self.has(MARK) and _is_of_a_run(path)):
+                why = "which is not of a run; --overwrite only replaces runs, so"
+                raise HamuError(f"{in_use} {path.name}, {why} {_OTHER}")
         if not self._overwrite:
             inputs = files.read_json(self.path / INPUTS, self.path) if self.has(INPUTS) else {}
-            way = "a run; "
+            what = "a run; "
             for command, reads in READS.items():
                 if reads in inputs and self.has(CONFIG) and not self.has(_LAST[command]):
                     resume = f"hamu {command} --resume --output_dir {self.path}"
-                    way = f"an interrupted run; go on with it by {resume}, "
-            held = f"the output folder {self.path} holds {way}"
-            raise HamuError(f"{held}{_OTHER}, or replace it with --overwrite")
+                    what = f"an interrupted run; go on with it by {resume}, "
+            raise HamuError(f"{in_use} {what}{_OTHER}, or replace it with --overwrite")
         return found
 
     def has(self, name: str) -> bool:
@@ -236,7 +234,5 @@ def holds_a_comparison(folder: Path) -> bool:
 
 def _is_of_a_run(path: Path) -> bool:
     """True for a name that runs give; a checkpoint must also have a manifest."""
-    number = path.name.removeprefix(CHECKPOINT)
-    if number != path.name:
-        return number.isdecimal() and (path / files.MANIFEST).is_file()
-    return path.name in _OF_RUNS
+    is_checkpoint = re.fullmatch(rf"{CHECKPOINT}\d+", path.name)
+    return path.name in _OF_RUNS or bool(is_checkpoint and (path / files.MANIFEST).is_file())
