@@ -9,28 +9,20 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from hamu import files
 from hamu.errors import HamuError
 from hamu.evaluation import gains as pareto
 from hamu.evaluation.attacks import RELEARN_RETAIN, UNLEARNED, AttackResult
 from hamu.evaluation.gains import Gains, Level, gains_of, state_at
 from hamu.evaluation.membership import auc_of
-from hamu.files import (
-    ATTACK,
-    ATTACK_FOLDER,
-    COMPARISON,
-    CONFIG,
-    EVALUATION,
-    INPUTS,
-    RECORD,
-    parse_json,
-    read_json,
-)
+from hamu.files import COMPARISON, CONFIG, EVALUATION, INPUTS, RECORD, parse_json, read_json
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.goals import kind_in
 from hamu.unlearning.record import plain, versions
@@ -83,7 +75,7 @@ def figures_at(trajectory: Iterable[Mapping[str, Any]], level: Level) -> Row:
 
 def relearned(run: Path) -> Row:
     """Share that fine-tuning on retain data has brought back, of a run that was attacked so."""
-    path = run / ATTACK_FOLDER / ATTACK
+    path = run / files.ATTACK_FOLDER / files.ATTACK
     if not path.is_file():
         return {}
     result = AttackResult.from_json(read_json(path))
@@ -91,14 +83,6 @@ def relearned(run: Path) -> Row:
         return {}
     outcome = result.outcomes[RELEARN_RETAIN][UNLEARNED]
     return {"relearned": outcome.mean(result.figure, outcome.at[-1])}
-
-
-def failed_row(
-    name: str, columns: Row, reason: str, seconds: float | None, *, interrupted: bool = False
-) -> Row:
-    """The row of a run that failed for a reason, or that a signal has ended."""
-    ended = "interrupted" if interrupted else "failed"
-    return {"run": name, **columns, "ended": ended, "seconds": seconds, "failed": reason}
 
 
 def trajectory(run: Path) -> tuple[list[Gains], Gains]:
@@ -115,24 +99,20 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
     """
     evaluations = [read_json(run / EVALUATION, remove=run) for run in runs]
     found = [plain(model_figures(evaluation, "before")) for evaluation in evaluations]
-    if not found:
-        return None
     return {
         key: value if all(one[key] == value for one in found) else _averaged(found, key)
-        for key, value in found[0].items()
-    }
+        for key, value in (found[0] if found else {}).items()
+    } or None
 
 
 def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None) -> None:
     """Check that runs, by name, have the same inputs: those named in `of`, or all."""
-    first: tuple[str, Any] | None = None
-    for name, run in runs.items():
-        read = read_inputs(run).items()
-        inputs = {key: entry for key, entry in read if of is None or key in of}
-        first = first or (name, inputs)
-        other = differing(first[1], inputs)
+    first, inputs = next(iter(runs), ""), {name: read_inputs(run) for name, run in runs.items()}
+    for name, read in inputs.items():
+        kept = {key: entry for key, entry in read.items() if of is None or key in of}
+        other = differing(inputs[first], kept)
         if other is not None:
-            had = f"{name} had another {other} than {first[0]}, so that they do not compare"
+            had = f"{name} had another {other} than {first}, so that they do not compare"
             raise HamuError(f"{had}; remove the folder that is out of date, and run it again")
 
 
@@ -160,7 +140,7 @@ def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of `finished_row` and `failed_row` in order, and the figures that all started from.
+    """Rows of finished and failed runs in order, and the figures that all started from.
 
     With a level rows are ranked by the gain there, with `best` only these settings are `shown`.
     """
@@ -170,19 +150,17 @@ class Comparison:
     level: Level | None = None
     best: frozenset[str] = frozenset()
 
-    @property
-    def _finished(self) -> list[Row]:
-        return [row for row in self.found if not row["failed"]]
-
     @cached_property
     def rows(self) -> list[Row]:
         """All rows by joint gain, with `pareto` for those that no other beats; then the failed."""
-        ranked = _ranked(self._finished, self._by)
-        return [*ranked, *(row for row in self.found if row["failed"])]
+        failed = [row for row in self.found if row["failed"]]
+        return [*self._ranked(row for row in self.found if not row["failed"]), *failed]
 
-    @property
-    def _by(self) -> str:
-        return "joint_gain" if self.level is None else "at_gain"
+    def _ranked(self, rows: Iterable[Row]) -> list[Row]:
+        by = "joint_gain" if self.level is None else "at_gain"
+        rows = sorted(rows, key=lambda row: -_value(row[by], -math.inf))
+        best = pareto.pareto_optimal([_gains(row) for row in rows])
+        return [{**row, "pareto": is_best} for row, is_best in zip(rows, best, strict=True)]
 
     @property
     def shown(self) -> list[Row]:
@@ -199,11 +177,8 @@ class Comparison:
 
     def best_settings(self) -> dict[str, str]:
         """The best setting of each method that gets to the level."""
-        found: dict[str, str] = {}
-        for row in self.rows:
-            if row.get("at_gain") is not None:
-                found.setdefault(row["method"], row["setting"])
-        return found
+        there = [row for row in self.rows if row.get("at_gain") is not None]
+        return {row["method"]: row["setting"] for row in reversed(there)}
 
     @cached_property
     def means(self) -> list[Row]:
@@ -213,41 +188,32 @@ class Comparison:
             if not row["failed"]:
                 groups.setdefault(row["setting"], []).append(row)
         has_several_seeds = len({row["seed"] for row in self.found}) > 1
-        return _ranked(map(_mean, groups.values()), self._by) if has_several_seeds else []
+        return self._ranked(map(_mean, groups.values())) if has_several_seeds else []
 
-    @cached_property
+    @property
     def reference(self) -> Gains:
         """The reference of the hypervolumes, see `hypervolume_reference`."""
-        worst = min((row["retain_gain"] for row in self._finished), default=0.0)
-        return pareto.hypervolume_reference(worst)
+        known = [row["retain_gain"] for row in self.found if not row["failed"]]
+        return pareto.hypervolume_reference(min(known, default=0.0))
 
     @cached_property
     def hypervolumes(self) -> dict[str, float]:
         """The hypervolume of each method, of the gains with which its finished runs ended."""
         ends: dict[str, list[Gains]] = {row["method"]: [] for row in self.found}
-        for row in self._finished:
-            ends[row["method"]].append(_gains(row))
+        for row in self.found:
+            ends[row["method"]] += [] if row["failed"] else [_gains(row)]
         return {name: pareto.hypervolume(gains, self.reference) for name, gains in ends.items()}
 
     def summary(self) -> dict[str, Any]:
         """Rows, means and hypervolumes, as JSON holds them."""
         reference = (self.reference.forget, self.reference.retain)
-        volumes = {"reference": reference, "methods": self.hypervolumes}
-        level = (
-            {} if self.level is None else {"at": self.level._asdict(), "best": sorted(self.best)}
-        )
-        return level | {
+        found = {"at": self.level._asdict(), "best": sorted(self.best)} if self.level else {}
+        return found | {
             "start": self.start,
             "runs": self.rows,
             "means": self.means,
-            "hypervolume": volumes,
+            "hypervolume": {"reference": reference, "methods": self.hypervolumes},
         }
-
-
-def _ranked(rows: Iterable[Row], by: str = "joint_gain") -> list[Row]:
-    rows = sorted(rows, key=lambda row: -_value(row[by], -math.inf))
-    best = pareto.pareto_optimal([_gains(row) for row in rows])
-    return [{**row, "pareto": is_best} for row, is_best in zip(rows, best, strict=True)]
 
 
 def _mean(rows: list[Row]) -> Row:
@@ -298,14 +264,13 @@ def differing_environments(runs: Mapping[str, str | None]) -> str:
     for name, environment in runs.items():
         if environment is not None:
             names.setdefault(environment, []).append(name)
-    if len(names) < 2:
-        return ""
-    common = set.intersection(*(set(environment.split(", ")) for environment in names))
+    parts = {environment: environment.split(", ") for environment in names}
     groups = []
     for environment, of in names.items():
-        own = [part for part in environment.split(", ") if part not in common] or ["nothing else"]
-        groups.append(f"{', '.join(own)} ({', '.join(of)})")
-    return "; ".join(groups)
+        others = [set(found) for other, found in parts.items() if other != environment]
+        own = [part for part in parts[environment] if not all(part in one for one in others)]
+        groups.append(f"{', '.join(own) or 'nothing else'} ({', '.join(of)})")
+    return "; ".join(groups) if len(groups) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -347,7 +312,9 @@ class Runs:
         self._plans: dict[str, Plan] = {}
         self._calls: dict[str, Call] = {}
         self._rows: dict[str, Row] = {}
-        self._seconds = _seconds(folder)
+        self._seconds: dict[str, float] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError):  # none else is read of an earlier
+            self._seconds = parse_json(folder.path / COMPARISON)["seconds"]
         self.add(plans)
 
     def add(self, plans: Iterable[Plan]) -> None:
@@ -407,9 +374,13 @@ class Runs:
             if not ended.reason and (self._folder.path / name / RECORD).is_file():
                 self.read(name)
             elif not children.asked_by:
-                columns, took = self._plans[name].columns, self._seconds[name]
-                reason, was = ended.reason or "it left no record", ended.interrupted
-                self._rows[name] = failed_row(name, columns, reason, took, interrupted=was)
+                self._rows[name] = {
+                    "run": name,
+                    **self._plans[name].columns,
+                    "ended": "interrupted" if ended.interrupted else "failed",
+                    "seconds": self._seconds[name],
+                    "failed": ended.reason or "it left no record",
+                }
             self.save()
             if name in self._rows:
                 yield self._rows[name]
@@ -420,9 +391,10 @@ class Runs:
         output = {**self._options, "output_dir": str(place)}
         if (place / CONFIG).is_file():
             difference = self._difference(place, plan)
+            if difference is None and (place / RECORD).is_file():
+                return None
             if difference is None:
-                is_there, more = (place / RECORD).is_file(), {"resume": True, **output}
-                return None if is_there else Call(plan.name, "unlearn", more)
+                return Call(plan.name, "unlearn", {"resume": True, **output})
             if not self._overwrite:
                 raise HamuError(f"{place} holds a run with {difference}; {self.remedy}")
         RunFolder(place, overwrite=True)  # refuses what is not of a run
@@ -443,12 +415,3 @@ class Runs:
     def save(self) -> None:
         """Write comparison.json."""
         self._folder.write_json(COMPARISON, self.summary() | {"seconds": self._seconds})
-
-
-def _seconds(folder: RunFolder) -> dict[str, float]:
-    """Seconds that runs have taken, by name; nothing else is read of an earlier comparison.json."""
-    try:
-        found: dict[str, float] = parse_json(folder.path / COMPARISON)["seconds"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return found
