@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import pytest
 
 from hamu.core.methods import HamuQ, Method, build_method, method_classes
-from hamu.evaluation import Gains
 from hamu.evaluation.gains import Level
 from hamu.report.tables import (
     csv_table,
@@ -26,7 +25,6 @@ from hamu.unlearning.compare.runs import (
     Comparison,
     Plan,
     Runs,
-    failed_row,
     finished_row,
     start_figures,
 )
@@ -53,7 +51,8 @@ def columns(method):
 
 
 def failed(method="ga", reason="unlearning diverged"):
-    return failed_row(Cell(method, None, 0.1, 42).name, columns(method), reason, 3.0)
+    cell = Cell(method, None, 0.1, 42)
+    return {"run": cell.name, **cell.columns(), "ended": "failed", "seconds": 3.0, "failed": reason}
 
 
 def compared(*rows):
@@ -63,18 +62,18 @@ def compared(*rows):
 def test_further_metrics_are_columns_of_files_with_means_over_seeds():
     name = f"{METRIC}tpr_at_1_fpr"
     found = compared(*(row(seed=seed, **{name: 0.01 * seed}) for seed in (1, 3)), row("ga", 1))
-    assert "| tpr_at_1_fpr |" in markdown_page(found)
-    assert "0.02 ± 0.0141" in markdown_page(found)
+    page = markdown_page(found)
+    assert "| tpr_at_1_fpr |" in page
+    assert "0.02 ± 0.0141" in page
     assert r"tpr\_at\_1\_fpr" in latex_page(found)
     assert name in csv_table(found.rows)
-    assert "tpr_at_1_fpr" not in markdown_page(compared(row()))
 
 
-def test_constraints_multiply_only_methods_that_have_one():
-    found = cells(["hamu-q", "gdiff", "hamu-u"], [0.25, 0.5], [1e-4], [42])
+def test_constraints_multiply_only_methods_that_have_one_and_names_tell_all_cells_apart():
+    close = math.nextafter(0.5, 1)
+    found = cells(["hamu-q", "gdiff"], [0.5, close], [1e-4], [42])
     assert [cell.name for cell in found] == [
-        "hamu-q-c0.25-lr0.0001-s42", "hamu-q-c0.5-lr0.0001-s42", "gdiff-lr0.0001-s42", "hamu-u-c0.25-lr0.0001-s42",
-        "hamu-u-c0.5-lr0.0001-s42",
+        "hamu-q-c0.5-lr0.0001-s42", f"hamu-q-c{close!r}-lr0.0001-s42", "gdiff-lr0.0001-s42"
     ]  # fmt: skip
 
 
@@ -90,8 +89,6 @@ def test_trials_are_the_same_points_for_every_method_and_more_of_them_keep_the_f
     assert 0.02 <= min(shares) < 0.05 < 0.4 < max(shares) <= 1
     assert all((one.constraint, one.forget_weight) == (None, None) for one in ga)
     assert all(one.constraint is None and 0.02 <= one.forget_weight <= 0.9 for one in gdiff)
-    by_weight = sorted(range(8), key=lambda n: gdiff[n].forget_weight)
-    assert by_weight == sorted(range(8), key=lambda n: ours[n].constraint)
     assert gdiff[0].settings({"constraint": 0.5})["forget_weight"] == gdiff[0].forget_weight
 
 
@@ -107,15 +104,14 @@ def test_at_a_level_rows_are_ranked_by_the_gain_there_and_only_the_best_settings
     assert [one["method"] for one in found.rows] == ["ga", "gdiff", "ga", "ft", "kl"]
     assert found.best_settings() == {"ga": "ga-lr0.1", "gdiff": "gdiff-lr0.1"}
     assert found.level_gain == ("forget", 5.5)
-    found = Comparison(
-        found.found, found.start, found.level, frozenset(found.best_settings().values())
-    )
-    page = markdown_page(found)
+    best = frozenset(found.best_settings().values())
+    found = Comparison(found.found, found.start, found.level, best)
     assert [one["method"] for one in found.shown] == ["ga", "gdiff"]
-    assert "| gain there | step there | test acc there |" in page
-    assert "| -0.25 | 3.5 | 75.0% |" in page
-    assert "there: where the forget loss is 7, by interpolation; the gain is -ΔL\\_r" in page
-    assert "never there: ft, kl" in page
+    page = markdown_page(found)
+    for said in ("| gain there | step there | test acc there |", "| -0.25 | 3.5 | 75.0% |",
+                 "there: where the forget loss is 7, by interpolation; the gain is -ΔL\\_r",
+                 "never there: ft, kl"):  # fmt: skip
+        assert said in page
     assert len(found.summary()["runs"]) == 5, "comparison.json has all of them"
 
 
@@ -124,13 +120,6 @@ def test_a_mean_at_a_level_is_one_of_all_seeds_or_none():
             at_level("gdiff", -0.1, seed=1), at_level("gdiff", None, seed=2)]  # fmt: skip
     ga, gdiff = Comparison(tuple(rows), None, Level("retain", 1.0)).means
     assert (ga["method"], ga["at_gain"]["mean"], gdiff["at_gain"]) == ("ga", -0.75, None)
-
-
-def test_names_tell_apart_what_differs_in_the_last_digit():
-    close = math.nextafter(0.1, 1)
-    first, second = cells(["ft"], [0.5], [0.1, close], [1])
-    assert first.name != second.name
-    assert float(second.name.removeprefix("ft-lr").removesuffix("-s1")) == close
 
 
 @pytest.mark.parametrize("method", method_classes())
@@ -148,8 +137,6 @@ def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_
     assert (args.method, args.seed, args.learning_rate, args.max_steps) == (method, 5, 0.01, 3)
     left_out = shared.keys() - settings.keys()
     assert left_out == unused_settings(build_method(method)) & shared.keys()
-    ours = method.startswith("hamu")
-    assert all((name in settings) == ours for name in ("constraint", "stopping", "correct_steps"))
     assert settings.get("constraint", 0.25) == 0.25
     assert ("max_retain_loss" in settings) == (method != "ga")
     assert ("min_forget_loss" in settings) == ("forget_objective" in settings) == (method != "ft")
@@ -172,15 +159,13 @@ def test_a_method_of_another_package_is_given_what_its_fields_are_and_no_more(mo
     unused, own = unused_settings(Bounded()), {"radius", "on_infeasible", "stopping"}
     assert not unused & {*own, "stopping_margin", "stopping_window"}
     assert unused >= {"constraint", "constraint_mode", "distribution", "correct_steps"}
-    classes = {"bounded": Bounded, "hamu-q": HamuQ}
-    monkeypatch.setattr("hamu.core.methods.method_classes", lambda asked=None: classes)
+    monkeypatch.setattr(
+        "hamu.core.methods.method_classes", lambda asked=None: {"bounded": Bounded, "hamu-q": HamuQ}
+    )
     first, *others = cells(["bounded", "hamu-q"], [0.25, 0.5], [0.1], [1])
-    assert first.name == "bounded-lr0.1-s1"
-    assert [one.constraint for one in others] == [0.25, 0.5]
+    assert (first.name, [one.constraint for one in others]) == ("bounded-lr0.1-s1", [0.25, 0.5])
     taken = {"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5}
-    settings = first.settings({**taken, "distribution": "x"})
-    assert settings.items() >= taken.items()
-    assert "distribution" not in settings
+    assert taken.items() <= first.settings({**taken, "distribution": "x"}).items()
 
 
 def test_rows_are_sorted_by_joint_gain_and_what_nothing_beats_is_marked():
@@ -210,13 +195,9 @@ def test_the_reference_is_the_worst_retain_loss_within_limits(worst, reference):
     found = compared(
         row("ga", forget=4.0, retain=worst), row("ft", forget=2.0, retain=0.25), failed("kl")
     )
-    assert found.reference == Gains(retain=reference, forget=0.0)
-    assert found.summary()["hypervolume"]["reference"] == (0.0, reference), (
-        "in the order that the file has"
-    )
-    assert found.hypervolumes["ft"] == pytest.approx(2.0 * (0.25 - reference))
-    assert found.hypervolumes["ga"] == pytest.approx(4.0 * max(0.0, worst - reference))
-    assert found.hypervolumes["kl"] == 0.0
+    own = {"ft": 2.0 * (0.25 - reference), "ga": 4.0 * max(0.0, worst - reference), "kl": 0.0}
+    volume = found.summary()["hypervolume"]
+    assert volume == {"reference": (0.0, reference), "methods": pytest.approx(own)}
 
 
 NASTY = "50% of {a_b} | #1 & $x^2$ ~ \\cmd [link](url) <b> *bold* `code`"
@@ -263,15 +244,13 @@ def test_the_latex_page_has_a_tabular_for_the_runs_and_one_for_the_means():
     )
     parts = (r"\begin{tabular}", r"\end{tabular}", r"\bottomrule")
     assert [page.count(part) for part in parts] == [2, 2, 2]
-    assert r" & ft & 0.1 & 1 & +1 & $-$0.125 & 25.0\% & 5 & all steps & 12 \\" in page
     gains = r"+1 $\pm$ 0 & $-$0.25 $\pm$ 0.1768 & 25.0\% $\pm$ 0.0\% & 5 $\pm$ 0"
-    assert rf"{{*}} & ft & 0.1 & 2 & {gains} & all steps & 12 $\pm$ 0 \\" in page
-    assert r"a\_b \& c & 0.1 & 42 & - " in page
+    for said in (r" & ft & 0.1 & 1 & +1 & $-$0.125 & 25.0\% & 5 & all steps & 12 \\",
+                 rf"{{*}} & ft & 0.1 & 2 & {gains} & all steps & 12 $\pm$ 0 \\",
+                 r"a\_b \& c & 0.1 & 42 & - ", "% * no other row is at least as good in both gains"):  # fmt: skip
+        assert said in page
     lines = page.splitlines()
     assert not any(line.startswith(("*", "[")) for line in lines), "an argument of a row's end"
-    assert "% * no other row is at least as good in both gains" in page
-    rows = [line.replace(r"\&", "") for line in lines if line.endswith(r"\\")]
-    assert len({line.count(" & ") for line in rows}) <= 2, "as many columns in each row of a table"
 
 
 def test_csv_has_every_figure_with_all_its_digits():
@@ -300,23 +279,18 @@ def finished(folder, versions=("0.1.0", "2.7.0"), device="cpu"):
     return finished_row(columns("gdiff"), folder, 1.0)
 
 
-@pytest.mark.parametrize(("interrupted", "word"), [(False, "failed"), (True, "interrupted")])
-def test_a_row_says_whether_a_run_was_interrupted_whatever_its_reason(tmp_path, interrupted, word):
-    class OneCall:
+def test_a_row_says_whether_a_run_was_interrupted_whatever_its_reason(tmp_path):
+    class Calls:
         asked_by = 0
 
         def make(self, calls):
-            yield from (
-                Ended(call.name, 1.0, "interrupted, or so it says", interrupted) for call in calls
-            )
+            yield Ended("ga", 1.0, "interrupted, or so it says", False)
+            yield Ended("kl", 1.0, "saved", True)
 
-    runs = Runs(
-        RunFolder(tmp_path, resume=True),
-        [Plan("ga", columns("ga"), tmp_path / "settings.yaml", {})],
-        lambda path: {},
-    )
-    [row] = runs.run(OneCall())
-    assert (row["ended"], row["failed"]) == (word, "interrupted, or so it says")
+    plans = [Plan(name, columns(name), tmp_path / "settings.yaml", {}) for name in ("ga", "kl")]
+    runs = Runs(RunFolder(tmp_path, resume=True), plans, lambda path: {})
+    ends = [(row["ended"], row["failed"]) for row in runs.run(Calls())]
+    assert ends == [("failed", "interrupted, or so it says"), ("interrupted", "saved")]
 
 
 def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
@@ -334,9 +308,6 @@ def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
     shown = ("| forgotten |", "| AUC retrained |", "| 19 of 20 |", "| 18 of 20 |", "| 0.512 |")
     for said in (*shown, "| 18.5 ± 0.707107 of 20 |"):
         assert said in page
-    none_told = markdown_page(compared(row("ft")))
-    assert "forgotten |" not in none_told
-    assert "AUC retrained |" not in none_told
 
 
 def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
