@@ -102,7 +102,7 @@ def layer_interval(args: Any, state: Any, blocks: int) -> int:
     if args.logging_strategy != IntervalStrategy.STEPS:
         return 1
     logged: int = state.logging_steps
-    return logged * math.ceil(state.max_steps / logged / most)
+    return int(logged * math.ceil(state.max_steps / logged / most))
 
 
 def _finite(value: Any) -> Any:
