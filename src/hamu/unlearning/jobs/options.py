@@ -19,21 +19,22 @@ def _names(text: str) -> frozenset[str]:
 
 
 _OF_TRAIN = {"without_forget": "which is for hamu train"}
-_OF_UNLEARN = dict.fromkeys(
+_OF_BOTH = dict.fromkeys(("dry_run", "resume"), "which is for hamu train and hamu unlearn")
+_OF_OTHERS = _OF_TRAIN | _OF_BOTH
+_IN_ADVANCE = _OF_OTHERS | dict.fromkeys(
     ("auto", "target_share", "max_retain_increase", "lasting"), "which is for hamu unlearn"
 )
-_OF_BOTH = dict.fromkeys(("dry_run", "resume"), "which is for hamu train and hamu unlearn")
 # Options that the dataclasses of a command have, but not the command, and why.
 NOT_TAKEN: dict[str, dict[str, str]] = {
     "unlearn": _OF_TRAIN,
-    "assess": _OF_TRAIN | _OF_UNLEARN | _OF_BOTH,
-    "compare": {
-        **(_OF_TRAIN | _OF_UNLEARN | _OF_BOTH),
+    "assess": _IN_ADVANCE,
+    "compare": _IN_ADVANCE
+    | {
         "method": "as it takes several, by --methods",
         "resume": "as the same command again goes on where it was",
     },
-    "evaluate": _OF_TRAIN | _OF_BOTH,
-    "attack": _OF_TRAIN | _OF_BOTH,
+    "evaluate": _OF_OTHERS,
+    "attack": _OF_OTHERS,
 }
 # Options of any command that may name files and folders.
 PATHS = _names(
@@ -82,8 +83,13 @@ REFUSED = {name: why for why, names in _NAMES_BY_REASON.items() for name in name
 
 
 def _option(default: Any, text: str) -> Any:
-    """A field with its help."""
     return field(default=default, metadata={"help": text})
+
+
+def _as_unlearn(name: str) -> Any:
+    """A field that is that of UnlearnConfig."""
+    same = UnlearnConfig.__dataclass_fields__[name]
+    return field(default=same.default, metadata=same.metadata)
 
 
 @dataclass
@@ -97,9 +103,8 @@ class DataOptions:
     )
     task: str = _option(
         "auto",
-        "image, text, or auto: text if --data is JSON, CSV, parquet with columns of text, or a "
-        "folder with such a file as train, or if --prompt_column or --answer_column is given; "
-        "image otherwise.",
+        "image, text, or auto: text if --data is a file of texts, or a folder with one as train, "
+        "or if --prompt_column or --answer_column is given; image otherwise.",
     )
     test_data: str | None = _option(
         None, "Data never trained on; by default the test split of --data, if it has one."
@@ -107,17 +112,11 @@ class DataOptions:
     data_dir: str | None = _option(None, "Folder that the paths of the data are relative to.")
     forget_class: str | None = _option(None, "Forget this class (name or number).")
     rho: float = _option(
-        0.0,
-        "Similarity mixing ratio of --forget_class: this share of the forget set is drawn from all "
-        "records not yet chosen (paper, App. E.1).",
+        0.0, "Share of the forget set that is drawn from all other records (paper, App. E.1)."
     )
-    forget_rows: str | None = _option(
-        None, "Forget these rows of --data: 3,17,25 or a file of row numbers."
-    )
+    forget_rows: str | None = _option(None, "Forget these rows: 3,17,25 or a file of numbers.")
     forget_data: str | None = _option(None, "Forget the records of this second data set.")
-    allow_missing: bool = _option(
-        False, "Forget records of --forget_data also where --data does not have them."
-    )
+    allow_missing: bool = _option(False, "Let --forget_data have records that --data lacks.")
     forget_filter: str | None = _option(
         None, "Text: forget the records with COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX."
     )
@@ -128,25 +127,18 @@ class DataOptions:
     label_column: str | None = _option(None, "Name of the label column, if not a usual one.")
     prompt_column: str | None = _option(None, "Text: name of the column of questions.")
     answer_column: str | None = _option(
-        None,
-        "Text: name of the column of answers; none for plain text beside a column that looks so.",
+        None, "Text: name of the column of answers; none for plain text beside such a column."
     )
-    question_template: str = _option(
-        QUESTION_TEMPLATE, "Text: how a question becomes a prompt; {question} stands for it."
-    )
+    question_template: str = _option(QUESTION_TEMPLATE, "Text: prompt, with {question} in it.")
     answer_prefix: str = _option(" ", "Text: what stands between a question and its answer.")
     alternative_column: str | None = _option(
         None,
-        "Text: name of the column of other answers to the forget records, for --forget_objective "
-        "dpo and idk; without it the other answer is I don't know.",
+        "Text: column of other answers to the forget records, for --forget_objective dpo and idk; "
+        "by default I don't know.",
     )
     loss_on: str = _option("answer", "Text: what the loss is taken of: answer, or all.")
-    expected_retain: int | None = _option(
-        None, "Text: how many records stay, for a --dry_run without the data."
-    )
-    expected_forget: int | None = _option(
-        None, "Text: how many records are forgotten, for a --dry_run without the data."
-    )
+    expected_retain: int | None = _option(None, "Records to retain: a --dry_run without data.")
+    expected_forget: int | None = _option(None, "Records to forget: a --dry_run without data.")
     max_length: int = _option(512, "Text: cut longer records, in tokens.")
 
 
@@ -160,46 +152,31 @@ class RunOptions:
         "hub:OWNER/NAME; for train also resnet20 or tiny-llama, which are new.",
     )
     trust_remote_code: bool = _option(
-        False,
-        "Run the code that comes with a model, which can do anything; taken as a flag only.",
+        False, "Run the code that comes with a model, which can do anything; a flag only."
     )
-    base_model: str | None = _option(
-        None, "Text: where an adapter's base model is, if not where the adapter says."
-    )
+    base_model: str | None = _option(None, "Text: base model, if not where its adapter says.")
     tokenizer: str | None = _option(
-        None,
-        "Text: use the tokenizer of this model: for a tiny-llama, so that their losses compare; "
-        "for saved models, in place of their own.",
+        None, "Text: take this model's tokenizer, so that losses of a tiny-llama compare with its."
     )
     model_dtype: str | None = _option(
         None,
         "Text: load the model in float32, bfloat16, float16, or auto (its own); by default in "
         "float32, on a GPU in bfloat16 under an adapter.",
     )
-    load_in_4bit: bool = _option(
-        False, "Text: load linear layers in 4 bits (NF4, by bitsandbytes), under an adapter."
-    )
+    load_in_4bit: bool = _option(False, "Text: linear layers in 4 bits (NF4) under an adapter.")
     lora: bool = _option(False, "Text: train a LoRA adapter alone: that of --model, or a new one.")
     lora_rank: int = _option(8, "Rank of the new adapter.")
     lora_alpha: float = _option(16.0, "Scale of the new adapter, over its rank.")
     lora_dropout: float = _option(0.0, "Dropout of the new adapter.")
     lora_targets: str = _option(
-        "",
-        "Layers to adapt, such as q_proj,v_proj, or all-linear; by default what PEFT knows.",
+        "", "Layers to adapt, such as q_proj,v_proj, or all-linear; by default what PEFT knows."
     )
     merge: bool = _option(False, "Save the adapter merged into its model too, in merged/.")
-    dry_run: bool = _option(
-        False, "Only resolve the settings, count parameters and steps, estimate memory."
-    )
-    retain_model: str | None = _option(
-        None, "A model retrained without the forget set, to compare with."
-    )
+    dry_run: bool = _option(False, "Only count parameters and steps, and estimate memory.")
+    retain_model: str | None = _option(None, "A model retrained without the forget set.")
     without_forget: bool = _option(False, "Train on the retain set alone: the retain model.")
     overwrite: bool = _option(False, "Replace an earlier run in --output_dir.")
-    resume: bool = _option(
-        False,
-        "Go on with the run in --output_dir, by its own settings, from its newest checkpoint.",
-    )
+    resume: bool = _option(False, "Go on with the run in --output_dir, by its own settings.")
 
 
 @dataclass
@@ -207,8 +184,7 @@ class OriginalOptions:
     """The model before unlearning."""
 
     original_model: str | None = _option(
-        None,
-        "The model before unlearning, to compare with: attacks on it, or a text model's answers.",
+        None, "The model before unlearning: attacked too, or a text model's answers beside."
     )
 
 
@@ -216,44 +192,28 @@ class OriginalOptions:
 class EvaluateOptions(OriginalOptions):
     """Options of `hamu evaluate`: measurements of a language model beyond its losses."""
 
-    generate: int = _option(
-        200, "Text: answer this many prompts of each set, greedily; 0 for none."
-    )
+    generate: int = _option(200, "Text: answer this many prompts of each set; 0 for none.")
     forget_perturbed: str | None = _option(
-        None,
-        "TOFU: forget records with paraphrased_answer and perturbed_answer, for the truth ratio.",
+        None, "TOFU: forget records with paraphrased_answer and perturbed_answer."
     )
-    retain_perturbed: str | None = _option(
-        None, "TOFU: retain records with paraphrased_answer and perturbed_answer."
-    )
+    retain_perturbed: str | None = _option(None, "TOFU: the same of retain records.")
     real_authors: str | None = _option(None, "TOFU: real authors, with perturbed_answer.")
     world_facts: str | None = _option(None, "TOFU: world facts, with perturbed_answer.")
-    goal: str | None = _option(
-        None,
-        "When a record counts as forgotten: unseen (its loss is as that of records never trained "
-        "on; the default with test data), retrained (as under --retain_model), erased (no longer "
-        "recognised; the default for a whole class) or loss (--target_forget_loss).",
-    )
-    target_forget_loss: float | None = _option(
-        None, "The loss that each forgotten record must have: --goal loss."
-    )
-    target_share: float = _option(0.95, "The share of the forget records that must be forgotten.")
+    goal: str | None = _as_unlearn("goal")
+    target_forget_loss: float | None = _as_unlearn("target_forget_loss")
+    target_share: float = _as_unlearn("target_share")
     metrics: str = _option(
         "",
         "Further metrics that take longer, with commas: for images rmia, ulira (attacks by "
         "--shadow_models); for texts mia_gradnorm, verbmem.",
     )
     shadow_models: int = _option(
-        8,
-        "Shadow models of rmia and ulira, trained as the original by the config.yaml beside it, "
-        "for ulira also unlearned as the run; an even number.",
+        8, "Models trained as the original, by the config.yaml beside it; an even number."
     )
     lm_eval: str = _option(
         "", "Text: tasks of lm-evaluation-harness, with commas: names, or YAML files."
     )
-    format: str | None = _option(
-        None, "Text: also write the figures under the keys of open-unlearning."
-    )
+    format: str | None = _option(None, "Text: open-unlearning also writes its keys.")
 
     def __post_init__(self) -> None:
         check_goal_settings(self.goal, self.target_forget_loss, self.target_share)
@@ -268,39 +228,26 @@ class EvaluateOptions(OriginalOptions):
 class AssessOptions:
     """Options of `hamu assess`."""
 
-    assess_batches: int | None = _option(
-        None, "Look at this many random batches of each side; by default at all records."
-    )
+    assess_batches: int | None = _option(None, "Random batches of each side; by default all.")
     curvature_samples: int | None = _option(
-        None,
-        "Retain records for the curvature, 0 for none; by default as many as one epoch pays for.",
+        None, "Retain records for the curvature, 0: none; by default as one epoch pays for."
     )
     conflicts: bool = _option(True, "Look for the records that are in conflict.")
-    bootstrap_memory: float = _option(
-        2.0, "GB that may be taken to keep parts of the gradients, for the intervals."
-    )
+    bootstrap_memory: float = _option(2.0, "GB for parts of the gradients, for the intervals.")
 
 
 @dataclass
 class CompareOptions:
     """Options of `hamu compare`."""
 
-    methods: list[str] | None = field(
-        default=None, metadata={"help": "Methods; by default all that there are."}
-    )
-    constraints: list[float] | None = field(
-        default=None, metadata={"help": "Constraints, for methods that have one; else that one."}
-    )
-    learning_rates: list[float] | None = field(
-        default=None, metadata={"help": "Learning rates; by default that one alone."}
-    )
-    seeds: list[int] | None = field(
-        default=None, metadata={"help": "Seeds; by default that one alone."}
-    )
+    methods: list[str] | None = field(default=None, metadata={"help": "By default all."})
+    constraints: list[float] | None = field(default=None, metadata={"help": "Of methods with one."})
+    learning_rates: list[float] | None = field(default=None, metadata={"help": "By default one."})
+    seeds: list[int] | None = field(default=None, metadata={"help": "By default --seed alone."})
     jobs: int = _option(1, "Run this many at a time, each in a process of its own.")
     at: str | None = _option(
         None,
-        "Rank by the gain of the other side where runs have a loss: forget=LOSS or retain=LOSS, "
+        "Rank by the other side's gain where runs have a loss: forget=LOSS or retain=LOSS, "
         "between evaluations by interpolation.",
     )
     trials: int | None = _option(
