@@ -68,36 +68,25 @@ def report(
     if samples < 1 or answers < 0:
         raise HamuError(f"samples {samples} must be at least 1, and answers {answers} at least 0")
     console = console or silent()
-
-    def observed(folder: Path, run: Run) -> Run:
-        try:
-            sources = NamedSources(folder, hub, trust_remote_code=trust_remote_code)
-            sources.check_unchanged()
-            limit = sources.task.limit("retain")
-            most = samples if limit is None else min(samples, limit)
-            if isinstance(sources.task, TextTask):
-                found: Any = _texts(sources, most, answers if contents else 0, console)
-            else:
-                found = _images(sources, most, console)
-            return replace(run, observed=found)
-        except HamuError as error:
-            console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
-            why = "a model or the data cannot be read; the command prints why"
-            return replace(run, unobserved=str(error) if contents else why)
-
-    def reported(folder: Path) -> Run:
-        found = read_run(folder)
-        if no_models:
-            return replace(found, unobserved="--no_models leaves it out")
-        if found.evaluation is None:
-            why = "the run has not come to its end, so there is no model after it"
-            return replace(found, unobserved=why)
-        return observed(folder, found)
-
-    named = [Path(name) for name in runs]
-    folders = [folder for place in named for folder in run_folders(place)]
+    named, found = [Path(name) for name in runs], list[Run]()
+    folders = dict.fromkeys(folder for place in named for folder in run_folders(place))
     target = _target(output, named)
-    page = report_page([reported(one) for one in dict.fromkeys(folders)], contents=contents)
+    for folder in folders:
+        run, why, observed = read_run(folder), "", None
+        if no_models:
+            why = "--no_models leaves it out"
+        elif run.evaluation is None:
+            why = "the run has not come to its end, so there is no model after it"
+        else:
+            try:
+                sources = NamedSources(folder, hub, trust_remote_code=trust_remote_code)
+                observed = _observed(sources, samples, answers if contents else 0, console)
+            except HamuError as error:
+                console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
+                why = "a model or the data cannot be read; the command prints why"
+                why = str(error) if contents else why
+        found.append(replace(run, observed=observed, unobserved=why))
+    page = report_page(found, contents=contents)
     # the name of a folder may have bytes that are no text
     write_whole(target, page.encode(errors="backslashreplace").decode(), private=contents)
     return target
@@ -116,8 +105,17 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     return target.resolve() if target.is_symlink() else target  # a link stays
 
 
+def _observed(sources: NamedSources, most: int, answers: int, console: Console) -> Any:
+    """What both models say about the data, one after the other."""
+    sources.check_unchanged()
+    limit = sources.task.limit("retain")
+    most = most if limit is None else min(most, limit)
+    if isinstance(sources.task, TextTask):
+        return _texts(sources, most, answers, console)
+    return _images(sources, most, console)
+
+
 def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObservations:
-    """Predictions and embeddings of both models, one after the other."""
     task, problem, seed = sources.task, sources.problem, sources.task.args.seed
     predictions, embeddings, refused = {}, {}, ""
     for role in seen.ROLES:
@@ -152,7 +150,6 @@ def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObs
 
 
 def _texts(sources: NamedSources, most: int, count: int, console: Console) -> seen.TextObservations:
-    """Predictions and answers of both models, one after the other."""
     task: Any = sources.task
     sets = sources.problem.sets()
     prompts = {name: task.some_records(sets[name], count) for name in ("forget", "retain") if count}
@@ -215,9 +212,7 @@ class NamedSources:
     and "retain_model".
     """
 
-    def __init__(
-        self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False
-    ) -> None:
+    def __init__(self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False):
         self._run, self._hub, self._trusts = run, hub, trust_remote_code
         self.predicted = cache(lambda role: self.loaded(role)[1])
 
@@ -238,7 +233,7 @@ class NamedSources:
 
     @property
     def settings(self) -> Figures:
-        """The settings that the run was given, as its record holds them."""
+        """Settings that the run was given, as its record holds them."""
         recorded = recorded_settings(self.task.settings)
         return {name: value for name, value in recorded.items() if name in self.task.given}
 
@@ -262,7 +257,7 @@ class NamedSources:
         return self._folder(self._base(role) or self._model(role))
 
     def adapter(self, role: str) -> Path:
-        """The folder with the adapter of a model."""
+        """Folder with the adapter of a model."""
         return self._folder(self._model(role))
 
     def check_unchanged(self) -> None:
@@ -305,9 +300,7 @@ class NamedSources:
         """Standing of the forget records against the goal of the record, before or after."""
         settings = Goal(goal["kind"], goal["share"], goal["loss"])
         original = self.predicted("before") if settings.kind == "unseen" else None
-        reference = self.reference if settings.kind == "retrained" else None
-        if settings.kind == "retrained" and reference is None:
-            raise Unavailable("the retain model is not here")
+        reference = self.predicted("retain_model") if settings.kind == "retrained" else None
         return settings.against(original, reference).standing(self.predicted(role)["forget"])
 
     def precision(self) -> str:
