@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -14,19 +14,12 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from hamu import files
 from hamu.core.methods import method_classes
 from hamu.errors import HamuError, Interrupted, handling
 from hamu.evaluation import AttackSettings, build_metrics
 from hamu.evaluation.gains import Level
-from hamu.files import (
-    ATTACK,
-    ATTACK_FOLDER,
-    COMPARISON_PICTURE,
-    COMPARISON_TABLES,
-    MODEL,
-    RECORD,
-    read_json,
-)
+from hamu.files import read_json
 from hamu.report.pictures import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare import Cell, cells, random_cells
@@ -46,9 +39,9 @@ class Compared:
 
     folder: Path  # with comparison.json, .csv, .md, .tex and .png
     comparison: Comparison = field(repr=False)  # rows, means over seeds and hypervolumes
-    finished: int  # how many runs finished,
-    runs: int  # of how many,
-    others: int  # and how many more are in the folder
+    finished: int  # runs, of
+    runs: int
+    others: int  # runs that are in the folder besides
 
 
 def compare(*, console: Console | None = None, **options: Any) -> Compared:
@@ -78,7 +71,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     with folder, TemporaryDirectory(prefix="hamu-") as place:
 
         def planned(grid: Iterable[Cell]) -> list[Plan]:
-            return [_planned(cell, shared, Path(place)) for cell in grid]
+            parts = [(cell.name, cell.columns(), cell.settings(shared)) for cell in grid]
+            return [_planned(*one, Path(place)) for one in parts]
 
         plans = planned(grid)
         folder.prepare()
@@ -93,7 +87,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         )
         before = len(runs) - len(runs.waiting)
         task.announce(problem, f"; {len(runs)} runs, {before} of them finished before")
-        folder.remove(*COMPARISON_TABLES, COMPARISON_PICTURE)  # runs may change from here on
+        # runs may change from here on
+        folder.remove(*files.COMPARISON_TABLES, files.COMPARISON_PICTURE)
         children = Children(asked.jobs, environment, run_job)
         run_waiting(runs, children, task.console, "compare")
         best = {*runs.comparison().best_settings().values()}
@@ -104,7 +99,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             runs.add(more)
             run_waiting(runs, children, task.console, "compare")
         if attacks.attacks:
-            states = _states(runs, [plan for plan in plans if plan.columns["setting"] in best])
+            states = [*_states(runs, (p for p in plans if p.columns["setting"] in best))]
             runs.best = frozenset(plan.columns["setting"] for plan in states)
             runs.add(states)
             run_waiting(runs, children, task.console, "compare")
@@ -113,31 +108,26 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
 
 
 def _attack(
-    runs: Runs,
-    states: Iterable[Plan],
-    attacks: AttackSettings,
-    children: Children,
-    console: Console,
+    runs: Runs, states: list[Plan], attacks: AttackSettings, children: Children, console: Console
 ) -> None:
     """Attack the models of finished runs, but for those with the results of such attacks."""
     asked = {name: value for name, value in asdict(attacks).items() if value is not None}
-    calls, folders = [], runs.folders()
-    for plan in states:
-        if plan.name not in folders:
-            continue
+    calls, folders = {}, runs.folders()
+    for plan in (plan for plan in states if plan.name in folders):
         run = folders[plan.name]
-        path = run / ATTACK_FOLDER / ATTACK
+        path = run / files.ATTACK_FOLDER / files.ATTACK
         if not path.is_file() or read_json(path)["settings"] != asdict(attacks):
-            own = {"model": str(run / MODEL), "output_dir": str(path.parent), "overwrite": True}
-            calls.append(Call(plan.name, "attack", asked | {"config": str(plan.settings)} | own))
-    waiting = {call.name for call in calls}
+            places = {"model": str(run / files.MODEL), "output_dir": str(path.parent)}
+            options = asked | {"config": str(plan.settings), "overwrite": True} | places
+            calls[plan.name] = Call(plan.name, "attack", options)
+    ended = children.make([*calls.values()])
     with handling(children.ask_to_end), task_bar(console) as bar:
-        for call in bar.track(children.make(calls), total=len(calls), description="attack"):
+        for call in bar.track(ended, total=len(calls), description="attack"):
             why = f" failed: {call.reason}" if call.reason else ""
             console.print(f"{call.name}: attack{why}, {call.seconds:.0f} s", soft_wrap=True)
             runs.read(call.name)
-            waiting.remove(call.name)
-    _check_not_interrupted(children, len(waiting))
+            del calls[call.name]
+    _check_not_interrupted(children, len(calls))
     runs.save()
 
 
@@ -150,29 +140,24 @@ def _check_attacks(asked: CompareOptions, args: UnlearnConfig, attacks: AttackSe
         )
 
 
-def _states(runs: Runs, plans: Iterable[Plan]) -> list[Plan]:
+def _states(runs: Runs, plans: Iterable[Plan]) -> Iterator[Plan]:
     """Plans that end at the first evaluated state at the level."""
     steps: Mapping[str, Any] = {row["run"]: row.get("at_evaluated") for row in runs.rows}
-    found = []
     for plan in plans:
         if steps.get(plan.name):
-            name, content = f"{plan.name}-at", yaml.safe_load(plan.settings.read_text())
-            path = plan.settings.with_name(f"{name}.yaml")
-            content |= {"max_steps": int(steps[plan.name])}
-            path.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+            content = yaml.safe_load(plan.settings.read_text()) | {"max_steps": steps[plan.name]}
             columns = {**plan.columns, "setting": f"{plan.columns['setting']}-at"}
-            found.append(Plan(name, columns, path, every_option(path)))
-    return found
+            yield _planned(f"{plan.name}-at", columns, content, plan.settings.parent)
 
 
-def _planned(cell: Cell, shared: Mapping[str, Any], place: Path) -> Plan:
+def _planned(name: str, columns: dict[str, Any], content: Mapping[str, Any], place: Path) -> Plan:
     """The settings of a run in a file, once they fit together."""
-    path = place / f"{cell.name}.yaml"
-    path.write_text(yaml.safe_dump(cell.settings(shared), allow_unicode=True), encoding="utf-8")
+    path = place / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(dict(content), allow_unicode=True), encoding="utf-8")
     try:
-        return Plan(cell.name, cell.columns(), path, every_option(path))
+        return Plan(name, columns, path, every_option(path))
     except HamuError as error:
-        raise HamuError(f"{cell.name}: {error}") from error
+        raise HamuError(f"{name}: {error}") from error
 
 
 def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
@@ -181,7 +166,7 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
     check_same_inputs(finished)
     comparison = runs.comparison()
     contents = (csv_table(comparison.rows), markdown_page(comparison), latex_page(comparison))
-    for name, content in zip(COMPARISON_TABLES, contents, strict=True):
+    for name, content in zip(files.COMPARISON_TABLES, contents, strict=True):
         folder.write_text(name, content)
     drawn = [
         (row["method"], *trajectory(finished[row["run"]]))
@@ -189,9 +174,9 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
         if row["run"] in finished
     ]
     if drawn:
-        picture = folder.path / COMPARISON_PICTURE
+        picture = folder.path / files.COMPARISON_PICTURE
         plot_comparison(drawn, comparison.hypervolumes, picture, title, comparison.level_gain)
-    others = {path.parent.name for path in folder.path.glob(f"*/{RECORD}")} - finished.keys()
+    others = {path.parent.name for path in folder.path.glob(f"*/{files.RECORD}")} - finished.keys()
     return Compared(folder.path, comparison, len(finished), len(runs), len(others))
 
 
