@@ -117,6 +117,10 @@ class Settings:
         """The options of one of these dataclasses, or of a subclass."""
         return next(one for one in self.options if isinstance(one, kind))
 
+    def value(self, name: str) -> Any:
+        """The value of an option; None if the job has none of this name."""
+        return next((getattr(one, name) for one in self.options if hasattr(one, name)), None)
+
 
 def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] = ()) -> Settings:
     """Check and complete the options of a job, given by name, into its dataclasses (or `types`)."""

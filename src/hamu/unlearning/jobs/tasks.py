@@ -34,14 +34,12 @@ from hamu.evaluation import (
     text_report,
 )
 from hamu.evaluation.reports import further_figures
-from hamu.files import DIGITS, MERGED, MINIATURE, is_local, located
+from hamu.files import DIGITS, MINIATURE, is_local, located
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.jobs.options import (
     OF_AN_ADAPTER,
     TOFU_SETS,
     DataOptions,
-    EvaluateOptions,
-    OriginalOptions,
     RunOptions,
 )
 from hamu.unlearning.jobs.settings import Settings
@@ -97,8 +95,7 @@ class Task(ABC):
         self.data, self.run = settings.of(DataOptions), settings.of(RunOptions)
         self.args = settings.of(TrainConfig)
         self.args.settle_batch_sizes(is_text=isinstance(self, TextTask))
-        further = [one for one in settings.options if isinstance(one, OriginalOptions)]
-        self.original_model = further[0].original_model if further else None
+        self.original_model: str | None = settings.value("original_model")
         self.classes_of = self.run.model
         self.reading = {name: getattr(self.data, name) for name in self.reads}
         self.trust: dict[str, Any] = {"trust_remote_code": self.run.trust_remote_code}
@@ -147,10 +144,6 @@ class Task(ABC):
 
     def settle_adapter(self) -> None:
         """Check the settings of a new adapter, and put those of a saved one in their place."""
-        return
-
-    def save_merged(self, folder: RunFolder, model: Any) -> None:
-        """Save the adapter merged into its model, if asked for; the model is used up."""
         return
 
     def tell(self, said: str) -> None:
@@ -205,19 +198,16 @@ class Task(ABC):
             if not rows:
                 raise HamuError(f"the forget set is empty: no record has {data.forget_filter}")
             problem = forget_sets.forget_rows(*sets, rows)
-        self._warn(problem, 0 if way == "forget_data" else problem.copies())
-        return problem
-
-    def _warn(self, problem: Problem, copies: int) -> None:
-        """Name records that are in the sets, but should not be."""
-        noun, forget = self.noun, len(problem.forget)
+        copies, nouns = 0 if way == "forget_data" else problem.copies(), self.noun
+        of_all = f"of {len(problem.forget)} {nouns} to forget"
         for count, said in (
-            (problem.not_found, f"of {forget} {noun} to forget are not found in {self.data.data}"),
-            (copies, f"{noun} to retain equal some to forget; --forget_data takes out all copies"),
-            (problem.known_tests(), f"test {noun} are among those to retain or to forget"),
+            (problem.not_found, f"{of_all} are not found in {data.data}"),
+            (copies, f"{nouns} to retain equal some to forget; --forget_data takes out all copies"),
+            (problem.known_tests(), f"test {nouns} are among those to retain or to forget"),
         ):
             if count:
                 self.tell(f"warning: {count} {said}")
+        return problem
 
     def announce(self, problem: Problem, more: str) -> None:
         """Name the sets of a problem."""
@@ -266,8 +256,7 @@ class Task(ABC):
         if self.classes_of is None:  # a new model
             models.remove(self.run.model)
         models += [language.adapter_base(model) for model in models if model is not None]
-        further = [one for one in self.settings.options if isinstance(one, EvaluateOptions)]
-        tofu = [getattr(one, name) for one in further for name in TOFU_SETS]
+        tofu = [self.settings.value(name) for name in TOFU_SETS]
         found = [*self.data_sources(), *(self.located(name) for name in tofu if name), *models]
         return tuple(name for name in found if name is not None and self.is_local(name))
 
@@ -574,10 +563,6 @@ class TextTask(Task):
 
     def beside_model(self) -> list[Any]:
         return [self.tokenizer]
-
-    def save_merged(self, folder: RunFolder, model: Any) -> None:
-        if self.run.merge:
-            folder.save_model(storage.merged(model), self.tokenizer, name=MERGED)
 
 
 def privleak_of(report: Mapping[str, Any]) -> float | None:

@@ -22,9 +22,8 @@ from hamu.core.gram import SIDES
 from hamu.errors import HamuError, Interrupted, handling
 from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions
-from hamu.files import EVALUATION, MODEL, RECORD, file_digest, read_json
-from hamu.models import first_not_finite
-from hamu.models.storage import CannotMerge
+from hamu.files import EVALUATION, MERGED, MODEL, RECORD, file_digest, read_json
+from hamu.models import first_not_finite, storage
 from hamu.unlearning.goals import forgotten_words
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
@@ -40,6 +39,7 @@ from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
 from hamu.unlearning.trainer.sides import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
+_NO_STEP = "interrupted before a step was taken"
 _HARDLY = 0.05  # a probability that is 5% lower or higher
 
 
@@ -48,9 +48,7 @@ class Trained:
     """Result of `train`."""
 
     folder: Path
-    figures: dict[str, Any] = field(
-        repr=False
-    )  # losses and accuracies on training and test data, and the seconds
+    figures: dict[str, Any] = field(repr=False)  # losses and accuracies by set, and the seconds
     was_complete: bool = False  # the run to resume had already ended
     merge_failure: str = ""  # reason why `merge` failed
 
@@ -149,13 +147,12 @@ def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if received:
-            raise Interrupted(
-                "interrupted again; what was done since the last checkpoint is lost", number
-            )
+            lost = "what was done since the last checkpoint is lost"
+            raise Interrupted(f"interrupted again; {lost}", number)
         received.append(number)
         trainer.interrupted_by = signal.Signals(number).name
         if not trainer.has_begun:
-            raise Interrupted("interrupted before a step was taken", number)
+            raise Interrupted(_NO_STEP, number)
 
     with handling(note):
         yield
@@ -163,7 +160,7 @@ def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
         return
     number = received[0] if received else signal.SIGTERM
     if not trainer.has_begun:  # the step that it came in was taken back
-        raise Interrupted("interrupted before a step was taken", number)
+        raise Interrupted(_NO_STEP, number)
     step, folder = trainer.state.global_step, shlex.quote(str(trainer.args.output_dir))
     raise Interrupted(
         f"interrupted by {trainer.interrupted_by}; step {step} is saved in "
@@ -275,8 +272,9 @@ def _save(task: Task, folder: RunFolder, model: Any, **card: Any) -> str:
     """Save a model with its card, and merged if asked for; returns why that failed."""
     folder.save_model(model, *task.beside_model(), partial(write_model_card, **card))
     try:
-        task.save_merged(folder, model)
-    except CannotMerge as error:  # the adapter is saved and recorded all the same
+        if task.run.merge and hasattr(model, "peft_config"):
+            folder.save_model(storage.merged(model), *task.beside_model(), name=MERGED)
+    except storage.CannotMerge as error:  # the adapter is saved and recorded all the same
         return str(error)
     return ""
 
@@ -325,14 +323,13 @@ def guessing_loss(predictions: Mapping[str, Any], model: Any) -> float:
 def _best(trainer: UnlearnTrainer) -> str:
     """The best evaluation, and where its state is saved."""
     args, state = trainer.args, trainer.state
-    key = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
-    found = [entry for entry in state.log_history if key in entry]
-    best = (max if args.greater_is_better else min)(found, key=lambda one: one[key])
-    saved = state.best_global_step if args.load_best_model_at_end else state.global_step
-    if best["step"] == saved:
+    name = str(args.metric_for_best_model).removeprefix("eval_")
+    found = {e["step"]: e[f"eval_{name}"] for e in state.log_history if f"eval_{name}" in e}
+    step = (max if args.greater_is_better else min)(found, key=found.__getitem__)
+    checkpoint = trainer.checkpoints.path(int(step))
+    place = "which was not saved; --load_best_model_at_end with --save_strategy keeps it"
+    if step == (state.best_global_step if args.load_best_model_at_end else state.global_step):
         place = "which is the model saved"
-    elif trainer.checkpoints.path(int(best["step"])).exists():
-        place = f"in {trainer.checkpoints.path(int(best['step']))}"
-    else:
-        place = "which was not saved; --load_best_model_at_end with --save_strategy keeps it"
-    return f"best {key.removeprefix('eval_')} {best[key]:+.4g} at step {best['step']}, {place}"
+    elif checkpoint.exists():
+        place = f"in {checkpoint}"
+    return f"best {name} {found[step]:+.4g} at step {step}, {place}"
