@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,17 +56,19 @@ def finished_texts(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def images(finished_images, tmp_path, monkeypatch):
-    """A copy to tamper with, which is the current folder."""
-    monkeypatch.chdir(shutil.copytree(finished_images, tmp_path / "copy"))
-    return Path()
+def copied(name):
+    """A fixture: a copy of a folder to tamper with, which is the current one."""
+
+    @pytest.fixture
+    def folder(request, tmp_path, monkeypatch):
+        finished = request.getfixturevalue(f"finished_{name}")
+        monkeypatch.chdir(shutil.copytree(finished, tmp_path / "copy"))
+        return Path()
+
+    return folder
 
 
-@pytest.fixture
-def texts(finished_texts, tmp_path, monkeypatch):
-    monkeypatch.chdir(shutil.copytree(finished_texts, tmp_path / "copy"))
-    return Path()
+images, texts = copied("images"), copied("texts")
 
 
 @pytest.fixture
@@ -157,45 +160,35 @@ def test_all_holds_and_nothing_is_written(images, verify, flags):
 
 
 def changed(name, *place, by):
-    """Changes a value in a JSON file of the run."""
-
-    def tamper(at):
-        path = at / f"run/{name}.json"
-        content = inner = json.loads(path.read_text())
-        for key in place[:-1]:
-            inner = inner[key]
-        inner[place[-1]] = by(inner[place[-1]])
-        path.write_text(json.dumps(content))
-
-    return tamper
+    """Change a value in a JSON file of the run."""
+    path = Path(f"run/{name}.json")
+    content = inner = json.loads(path.read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = by(inner[place[-1]])
+    path.write_text(json.dumps(content))
 
 
 def rewritten(name, by):
-    """Changes the text of a file."""
-    return lambda at: (at / name).write_text(by((at / name).read_text()))
+    """Change the text of a file."""
+    Path(name).write_text(by(Path(name).read_text()))
 
 
-def weight(name):
-    """Changes a weight in a file."""
-
-    def tamper(at):
-        tensors = load_file(at / name)
+def weight(*names):
+    """Change a weight in files."""
+    for name in names:
+        tensors = load_file(name)
         tensors[min(tensors)].view(-1)[0] += 1e-3
-        save_file(tensors, at / name, {"format": "pt"})
-
-    return tamper
+        save_file(tensors, name, {"format": "pt"})
 
 
-def pixel(name, label):
-    """Changes a pixel of an image of a class."""
-
-    def tamper(at):
-        with np.load(at / name) as arrays:
-            images, labels = arrays["images"].copy(), arrays["labels"]
+def pixel(name, *classes):
+    """Change a pixel of an image of each class."""
+    with np.load(name) as arrays:
+        images, labels = arrays["images"].copy(), arrays["labels"]
+    for label in classes:
         images[int(np.argmax(labels == label)), 0, 0] ^= 1
-        np.savez(at / name, images=images, labels=labels)
-
-    return tamper
+    np.savez(name, images=images, labels=labels)
 
 
 def has_weights(model):
@@ -216,92 +209,76 @@ FORGOTTEN = f"the {AFTER} has forgotten as many records as recorded"
 CHANGE = "the figures changed from before to after as recorded"
 READABLE = "record.md says what record.json says"
 EVALUATED = "record.json and evaluation.json say the same"
+SCHEMA = "record.json fits its schema"
 COUNT = ("goal", "after", "forgotten")
-CHANGED = ("figures", "change", "retain")
 SET = ("figures", "after", "sets", "forget")
-TAMPERED = {
-    "weights and data": (
-        [
-            weight("run/model/model.safetensors"),
-            weight("original/model.safetensors"),
-            pixel("data/train.npz", 3),
-            pixel("data/train.npz", 5),
-            pixel("data/test.npz", 5),
-        ],
-        {has_weights(name) for name in (AFTER, "model before unlearning", "retain model")}
-        | {is_recorded(side) for side in ("forget", "retain", "test")},
-    ),
-    "steps, hardness, a setting and what was read": (
-        [
-            changed("record", "steps", "taken", by=lambda value: value + 1),
-            changed("record", "hardness", "kappa", by=lambda value: -value),
-            changed("record", "settings", "learning_rate", by=lambda value: value / 10),
-            changed("inputs", "forget set", "records", by=lambda value: value - 1),
-        ],
-        {
-            "steps.jsonl has the steps recorded",
-            "steps.jsonl has the hardness recorded",
-            "record.json and config.yaml name the same settings",
-            "record.json and inputs.json name the same data and models",
-            is_as_left("inputs.json"),
-            EVALUATED,
-            READABLE,
-        },
-    ),
-    "figures wherever they stand": (
-        [
-            changed("record", *SET, "loss", by=lambda value: 9.5),
-            changed("evaluation", "after", "forget", "loss", by=lambda value: 9.5),
-            changed("record", *COUNT, by=lambda count: 0 if count else 1),
-            changed("evaluation", *COUNT, by=lambda count: 0 if count else 1),
-        ],
-        {FIGURES_AFTER, FORGOTTEN, is_as_left("evaluation.json"), READABLE},
-    ),
-    "a quantile, a change and an interval": (
-        [
-            changed("record", "goal", "after", "loss_quantiles", "median", by=lambda one: one + 1),
-            changed("record", *CHANGED, "accuracy_interval", by=lambda _: [0, 0]),
-            changed("record", *SET, "loss_interval", by=lambda ends: [0.0, ends[1]]),
-        ],
-        {FORGOTTEN, CHANGE, FIGURES_AFTER, EVALUATED, READABLE},
-    ),
-    "the statement": ([changed("record", "statement", by=lambda said: said[:1])], {READABLE}),
-    "a word of the readable record": (
-        [rewritten("run/record.md", lambda text: text.replace("approximate", "certified"))],
-        {is_as_left("record.md"), READABLE},
-    ),
-    "a line of the log": (
-        [rewritten("run/steps.jsonl", lambda text: text[: text[:-1].rindex("\n") + 1])],
-        {is_as_left("steps.jsonl"), "steps.jsonl has the steps recorded"},
-    ),
-    "files gone": (
-        [
-            lambda at: (at / "run/evaluation.json").unlink(),
-            lambda at: shutil.rmtree(at / "run/model"),
-        ],
-        {is_as_left("evaluation.json"), has_weights(AFTER)},
-    ),
-    "a file that is something else": (
-        [rewritten("run/evaluation.json", lambda text: '["other"]')],
-        {is_as_left("evaluation.json"), EVALUATED},
-    ),
-    "the form": ([changed("record", "steps", "taken", by=str)], {"record.json fits its schema"}),
-    "no JSON": (
-        [rewritten("run/record.json", lambda text: text[1:])],
-        {"record.json fits its schema"},
-    ),
-}
 
 
-@pytest.mark.parametrize("what", TAMPERED)
-def test_what_was_tampered_with_is_named(images, verify, what):
-    changes, expected = TAMPERED[what]
-    for tamper in changes:
-        tamper(images)
+def tamper_with_weights_and_data():
+    weight("run/model/model.safetensors", "original/model.safetensors")
+    pixel("data/train.npz", 3, 5)
+    pixel("data/test.npz", 5)
+
+
+def tamper_with_steps_hardness_a_setting_and_what_was_read():
+    changed("record", "steps", "taken", by=lambda value: value + 1)
+    changed("record", "hardness", "kappa", by=lambda value: -value)
+    changed("record", "settings", "learning_rate", by=lambda value: value / 10)
+    changed("inputs", "forget set", "records", by=lambda value: value - 1)
+
+
+def tamper_with_figures_wherever_they_stand():
+    for name, loss in (("record", (*SET, "loss")), ("evaluation", ("after", "forget", "loss"))):
+        changed(name, *loss, by=lambda value: 9.5)
+        changed(name, *COUNT, by=lambda count: 0 if count else 1)
+
+
+def tamper_with_a_quantile_a_change_and_an_interval():
+    changed("record", "goal", "after", "loss_quantiles", "median", by=lambda value: value + 1)
+    changed("record", "figures", "change", "retain", "accuracy_interval", by=lambda _: [0, 0])
+    changed("record", *SET, "loss_interval", by=lambda ends: [0.0, ends[1]])
+
+
+def remove_files():
+    Path("run/evaluation.json").unlink()
+    shutil.rmtree("run/model")
+
+
+def _without_last_line(text):
+    return text[: text[:-1].rindex("\n") + 1]
+
+
+TAMPERED = [
+    (tamper_with_weights_and_data,
+     {*map(has_weights, (AFTER, "model before unlearning", "retain model")),
+      *map(is_recorded, ("forget", "retain", "test"))}),
+    (tamper_with_steps_hardness_a_setting_and_what_was_read,
+     {"steps.jsonl has the steps recorded", "steps.jsonl has the hardness recorded",
+      "record.json and config.yaml name the same settings",
+      "record.json and inputs.json name the same data and models", is_as_left("inputs.json"), EVALUATED, READABLE}),
+    (tamper_with_figures_wherever_they_stand,
+     {FIGURES_AFTER, FORGOTTEN, is_as_left("evaluation.json"), READABLE}),
+    (tamper_with_a_quantile_a_change_and_an_interval,
+     {FORGOTTEN, CHANGE, FIGURES_AFTER, EVALUATED, READABLE}),
+    (partial(changed, "record", "statement", by=lambda said: said[:1]), {READABLE}),
+    (partial(rewritten, "run/record.md", lambda text: text.replace("approximate", "certified")),
+     {is_as_left("record.md"), READABLE}),
+    (partial(rewritten, "run/steps.jsonl", _without_last_line),
+     {is_as_left("steps.jsonl"), "steps.jsonl has the steps recorded"}),
+    (remove_files, {is_as_left("evaluation.json"), has_weights(AFTER)}),
+    (partial(rewritten, "run/evaluation.json", lambda text: '["other"]'),
+     {is_as_left("evaluation.json"), EVALUATED}),
+    (partial(changed, "record", "steps", "taken", by=str), {SCHEMA}),
+    (partial(rewritten, "run/record.json", lambda text: text[1:]), {SCHEMA}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tamper", "expected"), TAMPERED)
+def test_what_was_tampered_with_is_named(images, verify, tamper, expected):
+    tamper()
     needs_figures = bool({FIGURES_AFTER, FORGOTTEN, CHANGE} & expected)
     code, found = verify(*([] if needs_figures else ["--no_models"]))
-    assert code == 1
-    assert wrong(found) == expected
+    assert (code, wrong(found)) == (1, expected)
 
 
 def test_what_is_no_longer_there_cannot_be_checked_and_says_why(images, verify, monkeypatch):
@@ -318,10 +295,8 @@ def test_what_is_no_longer_there_cannot_be_checked_and_says_why(images, verify, 
     assert found[has_weights(AFTER)][0] == "holds"
     (images / "run/config.yaml").unlink()
     code, found = verify()
-    assert code == 1
-    assert wrong(found) == {is_as_left("config.yaml")}
+    assert (code, wrong(found)) == (1, {is_as_left("config.yaml")})
     assert found[is_recorded("forget")] == ("cannot be checked", "config.yaml is missing")
-    assert found[has_weights(AFTER)][0] == "holds"
 
 
 @pytest.mark.parametrize("place", ["nowhere", "original"])
@@ -359,15 +334,11 @@ def test_the_record_of_an_adapter_has_its_digest_and_its_base_models(texts, veri
     assert models["after"] == {"name": "model", "weights": base, "adapter": adapter}
     assert models["merged"]["weights"] == weights_digest(texts / "run/merged")
     assert figures.keys() >= {"probability", "probability_interval"}
-    for name in ("run/model/adapter_model", "run/merged/model", "original/model"):
-        weight(f"{name}.safetensors")(texts)
-    code, found = verify("--no_models")
-    assert code == 1
-    assert wrong(found) == {
-        f"the {AFTER} has the adapter recorded",
-        f"the {AFTER} has the base model recorded",
-        has_weights("model before unlearning"),
-        "merged/ has the weights recorded",
+    names = ("run/model/adapter_model", "run/merged/model", "original/model")
+    weight(*(f"{name}.safetensors" for name in names))
+    assert wrong(verify("--no_models")[1]) == {
+        *(f"the {AFTER} has the {part} recorded" for part in ("adapter", "base model")),
+        *(has_weights("model before unlearning"), "merged/ has the weights recorded"),
     }
 
 
@@ -398,7 +369,7 @@ def test_a_method_with_one_gradient_and_without_a_log(images, verify):
 
 def test_verify_counts_by_the_unseen_records_of_the_original_model(texts, verify):
     assert strict(texts / "run/record.json")["goal"]["kind"] == "unseen"
-    changed("record", "goal", "before", "records", by=lambda count: count + 1)(texts)
+    changed("record", "goal", "before", "records", by=lambda count: count + 1)
     found = verify()[1]
     assert found[FORGOTTEN] == ("holds", "")
     assert found[FORGOTTEN.replace("after", "before")][0] == "does not hold"
