@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -24,7 +23,7 @@ from hamu.core.methods import HamuQ, HamuU
 from hamu.evaluation import AttackResult, Predictions
 from hamu.evaluation.attacks import QUANTIZE, RELEARN_RETAIN, RETRAINED, UNLEARNED, Outcome
 from hamu.report import pictures
-from hamu.report.charts import BUCKETS, extremes, step_charts, trajectories
+from hamu.report.charts import step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict
 from hamu.report.pictures import STYLES, Look, draw_trajectories, looks_of
 from hamu.report.run import read_run, run_folders, told_apart
@@ -36,25 +35,22 @@ BETTER = "and the model does better on what is to stay"
 
 
 class Elements(HTMLParser):
-    """The elements of a page: names with attributes, and the contents of its scripts."""
+    """The elements of a page: names with attributes, the contents of its scripts, and its text."""
 
     def __init__(self, page):
         super().__init__()
-        self.found, self.scripts, self._inside = [], [], False
+        self.found, self.scripts, self.words = [], [], []
         self.feed(page)
+        self.text = " ".join(" ".join(self.words).split())
 
     def handle_starttag(self, tag, attrs):
         self.found.append((tag, dict(attrs)))
-        self._inside = tag == "script"
-        if self._inside:
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        self._inside = self._inside and tag != "script"
 
     def handle_data(self, data):
-        if self._inside:
-            self.scripts[-1] += data
+        if self.cdata_elem is None:
+            self.words.append(data)
+        elif self.cdata_elem == "script":
+            self.scripts.append(data)
 
 
 def charts_of(page):
@@ -66,10 +62,7 @@ def without_script(page):
 
 
 def words_of(*runs, **settings):
-    """The text of the page of some runs, without elements."""
-    page = report_page(runs, **settings)
-    body = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", body)).split())
+    return Elements(report_page(runs, **settings)).text
 
 
 def settle(run, *, forget=1.0, retain=-0.1, accuracy=0.0):
@@ -119,6 +112,7 @@ def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     observed = image_observations(count=3000)
     run = example_run(tmp_path, observed=observed, steps=20_000, blocks=blocks)
     run.layers["cos"].iloc[7, 77] = -0.9999
+    run.steps.loc[13_333, "forget_loss"] = 7
     runs = [run, replace(run, observed=text_observations(count=3000))]
     page = report_page(runs, contents=True)
     assert len(without_script(page).encode()) < 5_000_000
@@ -127,11 +121,7 @@ def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
     maps = [one["z"] for one in series if one["type"] == "heatmap"]
     assert max(len(z) * len(z[0]) for z in maps) <= 32_000
     assert any(-0.9999 in row for z in maps for row in z)
-    values = torch.zeros(100_000).numpy()
-    values[33_333], values[50_000] = 7.0, -5.0
-    kept = extremes(values)
-    assert len(kept) <= 2 * BUCKETS + 2
-    assert {0, len(values) - 1, 33_333, 50_000} <= set(kept.tolist())
+    assert any(7 in one["y"] for one in series)
 
 
 def test_a_run_under_way_has_a_report(tmp_path):
@@ -156,37 +146,28 @@ def test_a_run_under_way_has_a_report(tmp_path):
 BY_LOSSES = f"By its losses it forgot, {BETTER}; whether it lasts"
 ALL, MOST = goal(0, 20), goal(0, 19)
 LIMITED = goal(0, 19, budget=0.02, reached=False)
+FORGOT = f"It forgot, {STAYED}; it lasts"
 
 
-@pytest.mark.parametrize(
-    ("asked", "lasts", "forget", "retain", "headline", "tone"),
-    [
-        (None, True, 1.0, -0.1, f"The forget loss rose, {BETTER}", "open"),
-        (None, True, 0.0005, -0.1, "It hardly forgot", "bad"),
-        (None, True, 1.0, 0.0005, f"The forget loss rose, {STAYED}", "open"),
-        (None, True, 1.0, 0.4, "The forget loss rose, at a price", "mixed"),
-        (None, True, 1.0, 1.4, "It lost more", "bad"),
-        (None, True, -0.1, -0.1, "It did not forget", "bad"),
-        (None, True, float("nan"), 0.0, "The model's losses are not finite", "bad"),
-        # the records count, not their mean
-        (MOST, True, -0.1, 0.0, f"It forgot, {STAYED}; it lasts", "good"),
-        (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
-        (goal(3, 3), True, 2.0, 0.0, "It did not forget: 3 of 20 records are forgotten", "bad"),
-        (
-            LIMITED,
-            True,
-            2.0,
-            0.0,
-            f"It forgot, {STAYED}; it lasts; its goal is not reached",
-            "mixed",
-        ),
-        # forgotten means by the losses and lasting
-        (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),
-        (ALL, None, 1.0, -0.1, f"{BY_LOSSES} is open", "mixed"),
-        (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
-        (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "lasts", "forget", "retain", "headline", "tone"), [
+    (None, True, 1.0, -0.1, f"The forget loss rose, {BETTER}", "open"),
+    (None, True, 0.0005, -0.1, "It hardly forgot", "bad"),
+    (None, True, 1.0, 0.0005, f"The forget loss rose, {STAYED}", "open"),
+    (None, True, 1.0, 0.4, "The forget loss rose, at a price", "mixed"),
+    (None, True, 1.0, 1.4, "It lost more", "bad"),
+    (None, True, -0.1, -0.1, "It did not forget", "bad"),
+    (None, True, float("nan"), 0.0, "The model's losses are not finite", "bad"),
+    # the records count, not their mean
+    (MOST, True, -0.1, 0.0, FORGOT, "good"),
+    (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
+    (goal(3, 3), True, 2.0, 0.0, "It did not forget: 3 of 20 records are forgotten", "bad"),
+    (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
+    # forgotten means by the losses and lasting
+    (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),
+    (ALL, None, 1.0, -0.1, f"{BY_LOSSES} is open", "mixed"),
+    (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
+    (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),
+])  # fmt: skip
 def test_the_verdict_follows_the_records_both_losses_and_the_attacks(
     tmp_path, asked, lasts, forget, retain, headline, tone
 ):
@@ -195,13 +176,7 @@ def test_the_verdict_follows_the_records_both_losses_and_the_attacks(
     settle(run, forget=forget, retain=retain)
     run.evaluation["goal"] = asked
     found = verdict(run)
-    assert found.headline.startswith(headline)
-    assert found.tone == tone
-    words = words_of(run)
-    assert ("By their losses, 20 of 20 records are forgotten by the goal" in words) is (
-        asked is ALL
-    )
-    assert ("It lasts: so." in words) is (attack is not None)
+    assert (found.headline[: len(headline)], found.tone) == (headline, tone)
 
 
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])
@@ -225,35 +200,31 @@ def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
 
 def test_changes_within_chance_are_no_change(tmp_path):
     risen, fallen, unsure = [0.1, 0.3], [-0.3, -0.1], [-0.1, 0.1]
-    stayed, price = f"The forget loss rose, {STAYED}", "The forget loss rose, at a price"
+    rose = "The forget loss rose"
     run = replace(example_run(tmp_path), attack=LASTING)
+    for forget, retain, accuracy, changes, headline in (
+        (unsure, fallen, unsure, (-0.2, 0.0), "It hardly forgot"),
+        (risen, unsure, unsure, (-0.2, 0.0), f"{rose}, {STAYED}"),
+        (risen, fallen, unsure, (-0.2, 0.0), f"{rose}, {BETTER}"),
+        (risen, risen, unsure, (0.2, 0.0), f"{rose}, at a price"),
+        (risen, unsure, fallen, (-0.2, -0.02), f"{rose}, at a price"),
+        (risen, unsure, fallen, (-0.2, -0.0005), f"{rose}, {STAYED}"),
+    ):
+        settle(run, retain=changes[0], accuracy=changes[1])
+        intervals = {"forget": {"loss_interval": forget}}
+        intervals["retain"] = {"loss_interval": retain, "accuracy_interval": accuracy}
+        found = verdict(replace(run, record={"figures": {"change": intervals}}))
+        assert found.headline.startswith(headline)
 
-    def headline(forget, retain, accuracy, retain_change=-0.2, accuracy_change=0.0):
-        settle(run, retain=retain_change, accuracy=accuracy_change)
-        changes = {"forget": {"loss_interval": forget}}
-        changes["retain"] = {"loss_interval": retain, "accuracy_interval": accuracy}
-        return verdict(replace(run, record={"figures": {"change": changes}})).headline
 
-    assert headline(unsure, fallen, unsure).startswith("It hardly forgot")
-    assert headline(risen, unsure, unsure).startswith(stayed)
-    assert BETTER in headline(risen, fallen, unsure)
-    assert headline(risen, risen, unsure, retain_change=0.2).startswith(price)
-    less = {"accuracy_change": -0.02}
-    assert headline(risen, unsure, fallen, **less).startswith(price), "at any loss"
-    assert headline(risen, unsure, fallen, accuracy_change=-0.0005).startswith(stayed)
-
-
-@pytest.mark.parametrize(
-    ("settings", "own"),
-    [
-        ("method: gdiff", []),
-        ("method: hamu-q\nforget_objective: npo", ["forget"]),
-        ("method: npo\nforget_objective: cross_entropy", []),
-        ("method: kl", ["retain"]),
-        ("method: of-a-package-that-is-gone", ["forget", "retain"]),
-        ("[not, settings]", ["forget", "retain"]),
-    ],
-)
+@pytest.mark.parametrize(("settings", "own"), [
+    ("method: gdiff", []),
+    ("method: hamu-q\nforget_objective: npo", ["forget"]),
+    ("method: npo\nforget_objective: cross_entropy", []),
+    ("method: kl", ["retain"]),
+    ("method: of-a-package-that-is-gone", ["forget", "retain"]),
+    ("[not, settings]", ["forget", "retain"]),
+])  # fmt: skip
 def test_only_the_mean_loss_is_called_a_loss(tmp_path, settings, own):
     place = write_run(tmp_path / "run")
     (place / "config.yaml").write_text(settings)
@@ -298,9 +269,7 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
     assert [run.name for run in told_apart(runs[1:3])] == ["b/unlearned", "x/deep/unlearned"]
     names = [run.name for run in told_apart([runs[2], runs[4], runs[2]])]
     assert names == ["unlearned", "other", "unlearned"]
-    page = report_page(runs[:2])
-    assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in page
-    assert [one["name"] for one in charts_of(page)[0]["data"]] == ["a/unlearned", "b/unlearned"]
+    assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in report_page(runs[:2])
 
 
 def test_no_two_runs_look_alike():
@@ -345,14 +314,9 @@ def drawn(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(
-    ("constraint", "mode", "label"),
-    [
-        (0.3, "absolute", ["the demand, 0.3"]),
-        (0.5, "relative", ["the demand, 0.5"]),
-        (7.0, "absolute", []),
-    ],
-)
+@pytest.mark.parametrize(("constraint", "mode", "label"), [
+    (0.3, "absolute", ["the demand, 0.3"]), (0.5, "relative", ["the demand, 0.5"]), (7.0, "absolute", []),
+])  # fmt: skip
 def test_the_picture_of_frontiers_marks_a_demand_that_can_be_met(
     drawn, tmp_path, constraint, mode, label
 ):
@@ -360,13 +324,9 @@ def test_the_picture_of_frontiers_marks_a_demand_that_can_be_met(
     method = HamuQ(constraint=constraint, constraint_mode=mode)
     found = {one.name: frontier(gram, one) for one in (HamuQ(), HamuU())}
     pictures.plot_frontiers(found, method, tmp_path / "frontier.png")
-    assert (tmp_path / "frontier.png").stat().st_size > 1000
-    ours, other = drawn[0].axes
-    for axes, marked in ((ours, label), (other, [])):
-        lines = axes.get_lines()
-        assert [text for one in lines if (text := one.get_label()).startswith("the")] == marked
-        [curve] = [one for one in lines if len(one.get_xdata()) > 50]
-        assert curve.get_xdata()[-1] == pytest.approx(1.0)
+    for axes, marked in zip(drawn[0].axes, (label, []), strict=True):
+        labels = [line.get_label() for line in axes.get_lines()]
+        assert [text for text in labels if text.startswith("the")] == marked
 
 
 def test_a_comparison_stands_for_its_own_runs_and_names_the_failed(tmp_path):
@@ -402,20 +362,16 @@ def test_a_model_may_have_more_outputs_than_the_data_have_classes(tmp_path):
     assert words.count("0.0% of 40 images recognised") == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "note"),
-    [
-        ("evaluation.json", {"after": None}, "evaluation.after is not of type object"),
-        ("evaluation.json", {"after": {"forget": {}}}, "evaluation.after has no retain"),
-        ("evaluation.json", {"trajectory": [1]}, "evaluation.trajectory[0] is not of type object"),
-        ("evaluation.json", "[" * 200_000, "evaluation.json cannot be read: "),
-        ("attack.json", "{", "attack.json cannot be read: "),
-        ("steps.jsonl", "[\n", "of steps.jsonl, 1 line is damaged"),
-        ("layers.jsonl", '{"step": 0}\n', ""),
-        ("config.yaml", "\x00", "config.yaml cannot be read: "),
-        ("config.yaml", None, "config.yaml is missing"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "note"), [
+    ("evaluation.json", {"after": None}, "evaluation.after is not of type object"),
+    ("evaluation.json", {"after": {"forget": {}}}, "evaluation.after has no retain"),
+    ("evaluation.json", "[" * 200_000, "evaluation.json cannot be read: "),
+    ("attack.json", "{", "attack.json cannot be read: "),
+    ("steps.jsonl", "[\n", "of steps.jsonl, 1 line is damaged"),
+    ("layers.jsonl", '{"step": 0}\n', ""),
+    ("config.yaml", "\x00", "config.yaml cannot be read: "),
+    ("config.yaml", None, "config.yaml is missing"),
+])  # fmt: skip
 def test_one_odd_file_leaves_the_rest_of_the_page(tmp_path, name, content, note):
     place = write_run(tmp_path / "run") / name
     if isinstance(content, dict):
@@ -424,9 +380,7 @@ def test_one_odd_file_leaves_the_rest_of_the_page(tmp_path, name, content, note)
     if content is not None:
         place.write_text(content)
     words = words_of(read_run(place.parent))
-    assert note in words
-    for title in ("What was gained", "Layers"):
-        assert title in words
+    assert all(text in words for text in (note, "What was gained", "Layers"))
 
 
 def test_the_picture_of_attacks_has_means_and_bands_of_each_model(drawn, tmp_path):
