@@ -17,14 +17,7 @@ from hamu.evaluation.gains import drawn_entries
 from hamu.evaluation.membership import AttackScores, loss_attack, min_k_scores
 from hamu.evaluation.predictions import principal_axes, probabilities
 from hamu.report.pictures import COLOR_OF_MODEL, Look, limits_of
-from hamu.report.run import (
-    ROLES,
-    SIDES,
-    ImageObservations,
-    Observations,
-    Run,
-    TextObservations,
-)
+from hamu.report.run import ROLES, SIDES, ImageObservations, Observations, Run, TextObservations
 from hamu.report.tables import attack_figure
 from hamu.unlearning.goals import ALL_DONE, record_losses
 
@@ -63,11 +56,9 @@ class Chart:
         """Figures of each series, in words."""
         for one in self.figure.data:
             if isinstance(one, go.Heatmap):
-                values = np.array(one.z, dtype=float)
-                for name, pick in (("highest", np.nanargmax), ("lowest", np.nanargmin)):
-                    row, column = np.unravel_index(pick(values), values.shape)
-                    at = html.unescape(f"{one.y[row]}, {one.x[column]}")
-                    yield f"{name} {values[row, column]:.3g} at {at}"
+                cells = pd.DataFrame(one.z, one.y, one.x, dtype=float).stack()
+                yield f"highest {cells.max():.3g} at {html.unescape(', '.join(cells.idxmax()))}"
+                yield f"lowest {cells.min():.3g} at {html.unescape(', '.join(cells.idxmin()))}"
             elif isinstance(one, go.Bar):
                 known = [f"{y} {x:.1%}" for y, x in zip(one.y, one.x, strict=True) if x is not None]
                 yield html.unescape(f"{one.name}: {', '.join(known)}")
@@ -108,26 +99,21 @@ def _plane(traces: Sequence[Any], x: str, y: str, slope: int = 0, **more: Any) -
     return figure
 
 
-def _heat(
-    rows: Sequence[str], columns: Sequence[str], values: np.ndarray, x: str, **look: Any
-) -> go.Figure:
-    """Heat map of [rows, columns], the first row on top; NaN leaves a cell empty.
+def _heat(table: pd.DataFrame, x: str, **look: Any) -> go.Figure:
+    """Heat map of a table, its first row on top; NaN leaves a cell empty.
 
     Cells that a screen cannot show are merged into the one of the largest magnitude.
     """
-    kept = []
-    for size in values.shape:
+    for _ in range(2):  # rows, then columns
+        size = len(table)
         starts = np.unique(np.linspace(0, size, min(size, _CELLS), endpoint=False).astype(int))
-        high, low = (pick.reduceat(values, starts) for pick in (np.fmax, np.fmin))
-        values = np.where(high >= -low, high, low).T
-        kept.append(starts)
-    names = {
-        "y": [_escaped(rows[n]) for n in kept[0]],
-        "x": [_escaped(columns[n]) for n in kept[1]],
-    }
+        high, low = (pick.reduceat(table.to_numpy(), starts) for pick in (np.fmax, np.fmin))
+        merged = np.where(high >= -low, high, low)
+        table = pd.DataFrame(merged, table.index[starts], table.columns).T
+    names = {"y": [*map(_escaped, table.index)], "x": [*map(_escaped, table.columns)]}
     look = {"hoverongaps": False, "colorbar": {"thickness": 12}, **look}
-    drawn = go.Heatmap(z=[_short(row) for row in values], **names, **look)
-    figure = go.Figure(drawn, {"template": {}, "height": 110 + min(480, 18 * len(rows))})
+    drawn = go.Heatmap(z=[_short(row) for row in table.to_numpy()], **names, **look)
+    figure = go.Figure(drawn, {"template": {}, "height": 110 + min(480, 18 * len(table))})
     figure.update_xaxes(title_text=x, type="category")
     return figure.update_yaxes(type="category", autorange="reversed")
 
@@ -236,20 +222,21 @@ def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run) -> go.Figure:
 
 def layer_charts(layers: Mapping[str, pd.DataFrame]) -> list[Chart]:
     """Heat maps of cosθ and ‖Δw‖ of every block, without those that hold no figure."""
-    looks: dict[str, Any] = {"cos": {"zmin": -1, "zmax": 1, "colorscale": "RdBu_r"}}
-    looks["change"] = {"colorscale": "Blues"}
-    titles = {"cos": ("cosθ: where both gradients meet", "cosθ %{z:.3g}")}
-    titles["change"] = ("‖Δw‖: where the weights moved", "10^%{z:.2f}")
+    looks: dict[str, tuple[str, str, Any]] = {
+        "cos": ("cosθ: where both gradients meet", "cosθ %{z:.3g}", {"zmin": -1, "zmax": 1}),
+        "change": ("‖Δw‖: where the weights moved", "10^%{z:.2f}", {}),
+    }
     charts = []
     for key, found in layers.items():
         values = found if key == "cos" else np.log10(found.where(found > 0))
         if np.isfinite(values).any(axis=None):
-            names = [name.removesuffix(".weight") for name in values]
-            steps = [f"{step:,}" for step in values.index]
-            (title, cell), look = titles[key], looks[key]
-            hover = {"hovertemplate": f"%{{y}}, step %{{x}}: {cell}<extra></extra>"}
-            figure = _heat(names, steps, values.to_numpy().T, "step", **look, **hover)
-            charts.append(Chart(key, title, figure, wide=True))
+            title, cell, look = looks[key]
+            look |= {"colorscale": "RdBu_r" if key == "cos" else "Blues"}
+            look |= {"hovertemplate": f"%{{y}}, step %{{x}}: {cell}<extra></extra>"}
+            values = values.rename("{:,}".format).T.rename(
+                lambda name: name.removesuffix(".weight")
+            )
+            charts.append(Chart(key, title, _heat(values, "step", **look), wide=True))
     return charts
 
 
@@ -293,8 +280,13 @@ def membership_charts(found: Observations) -> list[Chart]:
         return []
     charts, curves = [], []
     for role in ROLES:
-        one = _attack(found, role)
-        if one is None:
+        sets: Any = found.predictions[role]
+        forget, test = sets["forget"], sets["test"]
+        if isinstance(found, ImageObservations):
+            one = loss_attack(forget, test, found.seed)
+        else:
+            one = AttackScores(*(min_k_scores(sort, -sort.losses) for sort in (forget, test)))
+        if one is None or one.auc is None:  # too few records, or a score that is not finite
             continue
         bars = []
         for name, values in (("forget", one.members), ("test", one.nonmembers)):
@@ -309,17 +301,6 @@ def membership_charts(found: Observations) -> list[Chart]:
     titles = ("test records taken for forget records", "forget records found")
     figure = _plane(curves, *titles, 1, xaxis=_SHARES, yaxis=_SHARES)
     return charts + [Chart("roc", "ROC of the attack", figure)] * bool(curves)
-
-
-def _attack(found: Observations, role: str) -> AttackScores | None:
-    """Scores of forget and test records; None for too few, or if one is not finite."""
-    sets: Any = found.predictions[role]
-    forget, test = sets["forget"], sets["test"]
-    if isinstance(found, ImageObservations):
-        scores = loss_attack(forget, test, found.seed)
-    else:
-        scores = AttackScores(*(min_k_scores(one, -one.losses) for one in (forget, test)))
-    return None if scores is None or scores.auc is None else scores
 
 
 def answer_probabilities(found: TextObservations, contents: bool) -> Chart:
@@ -337,21 +318,19 @@ def answer_probabilities(found: TextObservations, contents: bool) -> Chart:
 
 def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> list[Chart]:
     """Accuracy by class before and after, on the test set if there is one."""
-    measured = [
-        n for n in ("test", "retain") if "per_class_accuracy" in evaluation["after"].get(n, {})
-    ]
+    after = evaluation["after"]
+    measured = [n for n in ("test", "retain") if "per_class_accuracy" in after.get(n, {})]
     if not measured:
         return []
-    by_role = {role: evaluation[role][measured[0]]["per_class_accuracy"] for role in ROLES}
-    before, after = by_role.values()
-    names = {key: key if contents else f"class {n}" for n, key in enumerate(before | after, 1)}
-    change = {key: abs((after.get(key) or 0.0) - (before.get(key) or 0.0)) for key in names}
-    shown = sorted(sorted(names, key=change.__getitem__)[-_MOST_CLASSES:], key=[*names].index)
-    look = {"orientation": "h", "hovertemplate": "%{y}: %{x:.1%}"}
-    y = [_escaped(names[key]) for key in shown]
-    bars = [
-        go.Bar(name=role, x=_short(map(of.get, shown)), y=y, **look) for role, of in by_role.items()
-    ]
+    of_roles = {role: evaluation[role][measured[0]]["per_class_accuracy"] for role in ROLES}
+    table = pd.DataFrame(of_roles, dtype=float)
+    if not contents:
+        table.index = pd.Index([f"class {n}" for n in range(1, len(table) + 1)])
+    change = table.fillna(0.0).diff(axis=1)["after"].abs()
+    shown = table[change.rank(method="first") > len(table) - _MOST_CLASSES]
+    look: dict[str, Any] = {"orientation": "h", "hovertemplate": "%{y}: %{x:.1%}"}
+    look["y"] = [*map(_escaped, shown.index)]
+    bars = [go.Bar(name=role, x=_short(shown[role]), **look) for role in ROLES]
     layout = {"barmode": "group", "hovermode": "closest", "height": 80 + 30 * len(shown)}
     figure = go.Figure(bars, {"template": {}, "colorway": [GREY, FORGET], **layout})
     figure.update_xaxes(**{**_SHARES, "range": [0, 1.03]})
@@ -370,19 +349,18 @@ def confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
     guesses = np.concatenate([one.logits.argmax(-1) for one in predictions])
     names = output_names(found.classes, predictions[0].logits.shape[1], contents)
     of = {"labels": range(len(names)), "sample_weight": weights}
-    counts = confusion_matrix(labels, guesses, **of)
-    of_row = counts.sum(1, keepdims=True)
-    shares = np.divide(counts, of_row, out=np.full(counts.shape, np.nan), where=of_row > 0)
-    wrong = counts.sum(1) - counts.diagonal()
-    kept = np.sort(np.argsort(-wrong, kind="stable")[:_MOST_CLASSES])
-    shown = [names[k] for k in kept]
+    counts = pd.DataFrame(confusion_matrix(labels, guesses, **of), names, names, float)
+    right = np.diag(counts)
+    wrong = (counts.sum(axis=1) - right).rank(method="first", ascending=False)
+    kept = (wrong <= _MOST_CLASSES).to_numpy()
+    shares = counts.div(counts.sum(axis=1), axis=0).loc[kept, kept]
     look = {"zmin": 0.0, "zmax": 1.0, "colorscale": "Blues"}
     look["hovertemplate"] = "%{y} taken for %{x}: %{z:.1%}<extra></extra>"
-    look["texttemplate"] = "%{z:.0%}" if len(kept) <= 12 else ""
-    figure = _heat(shown, shown, shares[np.ix_(kept, kept)], "taken for", **look)
-    right = counts.diagonal().sum() / counts.sum()
-    title = f"Confusion {role}: {right:.1%} of {len(labels):,} images recognised"
-    return Chart("confusion", title, figure.update_layout(height=430), " and ".join(sets))
+    look["texttemplate"] = "%{z:.0%}" if len(shares) <= 12 else ""
+    figure = _heat(shares, "taken for", **look).update_layout(height=430)
+    share = right.sum() / counts.to_numpy().sum()
+    title = f"Confusion {role}: {share:.1%} of {len(labels):,} images recognised"
+    return Chart("confusion", title, figure, " and ".join(sets))
 
 
 def output_names(classes: Sequence[str], width: int, contents: bool) -> list[str]:
@@ -395,17 +373,19 @@ def embedding(found: ImageObservations) -> list[Chart]:
     """Embeddings of each model, both on the same two principal axes."""
     groups = [(role, name) for role, sets in found.embeddings.items() for name in sets]
     flat, share = principal_axes([found.embeddings[role][name] for role, name in groups])
-    both, charts = np.concatenate(flat), []
+    both = np.concatenate(flat)
     low, high = both.min(0), both.max(0)
     margin = 0.05 * (high - low) + 1e-9
     ends = np.stack([low - margin, high + margin], 1).tolist()
-    for role in ROLES:
-        clouds = [
-            _series(name, points.T, COLORS[name], "markers", opacity=0.6)
-            for (of, name), points in zip(groups, flat, strict=True)
-            if of == role
-        ]
-        axes: dict[str, Any] = {"xaxis_range": ends[0], "yaxis_range": ends[1], "height": 400}
-        figure = _plane(clouds, "first axis", "second axis", hovermode="closest", **axes)
-        charts.append(Chart("embedding", f"Embedding {role}", figure, f"{share:.0%}"))
-    return charts
+    axes: dict[str, Any] = {"xaxis_range": ends[0], "yaxis_range": ends[1], "height": 400}
+    clouds: dict[str, list[go.Scatter]] = {role: [] for role in ROLES}
+    for (role, name), points in zip(groups, flat, strict=True):
+        clouds[role].append(_series(name, points.T, COLORS[name], "markers", opacity=0.6))
+    return [
+        Chart(
+            *("embedding", f"Embedding {role}"),
+            _plane(drawn, "first axis", "second axis", hovermode="closest", **axes),
+            f"{share:.0%}",
+        )
+        for role, drawn in clouds.items()
+    ]

@@ -185,28 +185,23 @@ def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[
         unseen = record_losses(observed.predictions["before"]["test"]).numpy()
         levels = np.quantile(unseen, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
         rows.append(["test, before: never trained on", "-", *map(number, levels)])
-    caption = f"Forgotten by the goal {goal_name(goal)}, and quantiles of the records' losses."
     heads = ["records", "forgotten", "lowest loss", "25%", "median", "75%", "highest loss"]
-    worst = [
-        [f"{n}", number(one["loss"]), number(one["target"])]
-        for n, one in enumerate(goal["after"]["worst"], 1)
-    ]
+    caption = f"Forgotten by the goal {goal_name(goal)}, and quantiles of the records' losses."
+    worst = enumerate(goal["after"]["worst"], 1)
+    ten = [[f"{n}", number(one["loss"]), number(one["target"])] for n, one in worst]
     furthest = ["furthest from being forgotten", "loss", "needed"]
-    ten = text_table(furthest, worst, "At most ten records are listed.")
-    return [text_table(heads, rows, caption), *[ten] * bool(worst)]
+    found = [text_table(furthest, ten, "At most ten records are listed.")] * bool(ten)
+    return [text_table(heads, rows, caption), *found]
 
 
 def _overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
     """Figures, trajectories and losses of at least two runs."""
-    first, others = runs[0], []
-    for run in (one for one in runs if one.inputs and first.inputs):
-        name = differing(without_order(first.inputs), without_order(run.inputs))
-        others += [f"{run.name} had another {name} than {first.name}"] * (name is not None)
-    return {
-        "table": several(runs),
-        "charts": charts.trajectories(runs, looks),
-        "differing": others,
-    }
+    others, first = [], without_order(runs[0].inputs)
+    for run in runs:
+        name = differing(first, without_order(run.inputs)) if first and run.inputs else None
+        others += [f"{run.name} had another {name} than {runs[0].name}"] * (name is not None)
+    found = charts.trajectories(runs, looks)
+    return {"table": several(runs), "charts": found, "differing": others}
 
 
 def several(runs: Sequence[Run]) -> Table:
