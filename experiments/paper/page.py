@@ -30,7 +30,6 @@ _HEAD = (
     *VERDICTS.values(),
     "share of data (retained)",
     "epochs",
-    "runs",
     "original: retain loss (right), forget loss",
 )
 
@@ -104,7 +103,7 @@ def _conditions(result: Result) -> list[str]:
     """The cells that say how a result was made."""
     scale, runs = result["scale"], list(result["runs"].values())
     if scale is None:
-        return [""] * 4
+        return [""] * 3
     steps = {(run["steps_per_epoch"], run["paper_steps_per_epoch"]) for run in runs}
     changed = sorted(f"{here} steps, {paper} in full" for here, paper in steps if here != paper)
     epochs = _each(f"{run['epochs']:g}" for run in runs)
@@ -118,7 +117,6 @@ def _conditions(result: Result) -> list[str]:
     return [
         f"{scale['fraction']:.4g} ({scale['retain']})",
         epochs,
-        str(len(runs) or ""),
         original,
     ]
 
@@ -128,7 +126,7 @@ def _each(values: Iterable[str]) -> str:
 
 
 def _notes(results: Iterable[Result]) -> list[str]:
-    """List settings, substitutes and versions of results, each once for all that share them."""
+    """List settings and substitutes of results, each once for all that share them."""
     references: dict[str, list[str]] = {}
     for result in results:
         parts = (_settings(result), stands_for(result), _computed_by(result))
@@ -162,17 +160,10 @@ def stands_for(result: Result) -> str:
 
 
 def _computed_by(result: Result) -> str:
-    """Versions, device and date of a result; "" where the file does not name them."""
-    made = result["runs"] or {"": result.get("measured") or {}}
-    known = {key: run["environment"] for key, run in made.items() if run.get("environment")}
-    dates = sorted({run["date"] for run in made.values() if run.get("date")})
-    if not known:
-        return ""
-    when = f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
+    """Say where runs of different versions or devices stand side by side; their files name them."""
+    known = {key: run.get("environment") for key, run in result["runs"].items()}
     differing = differing_environments(known)
-    if differing:
-        return f"not all runs were computed alike{when}: {differing}"
-    return f"computed by {next(iter(known.values()))}{when}"
+    return f"not all runs were computed alike: {differing}" if differing else ""
 
 
 def _section(name: str, result: Result) -> list[str]:
