@@ -81,10 +81,9 @@ class StepOutcome:
     def trust(self) -> float:
         """Trust in the first-order model: 1 if exact, 0 or less if the step brought nothing.
 
-        For the constrained side it is realised over promised. The other may rightly be promised
-        next to nothing: there what is missing is measured by what was promised of the constrained
-        side, in proportion to the gradients' norms, if that is more than its own promise. The worse
-        side counts.
+        The worse side counts. For the constrained side it is realised over promised; what the other
+        misses is measured by its own promise or, if that is more, by what it would have been
+        promised with the same angle between gradient and step.
         """
         found = [1.0]
         for side, promised in self.promised.items():
@@ -100,13 +99,11 @@ class StepOutcome:
         return math.isnan(off) or max(self._scale(side), off) > self.noise
 
     def _scale(self, side: str) -> float:
-        own, constrained = abs(self.promised[side]), self.constrained
-        if constrained is None:
-            return self.reach[side]
-        if side == constrained or not self.reach[constrained] > 0:
-            return own
-        share = self.reach[side] / self.reach[constrained]
-        return max(own, abs(self.promised[constrained]) * share)
+        used = 1.0  # of what a step of this length could change
+        if self.constrained is not None:
+            reach = self.reach[self.constrained]
+            used = abs(self.promised[self.constrained]) / reach if reach > 0 else 0.0
+        return max(abs(self.promised[side]), used * self.reach[side])
 
 
 @dataclass
@@ -195,8 +192,7 @@ class RepeatedPasses:
 
     def see(self, logits: Tensor) -> None:
         """Note the spread of a batch's logits, [N, K], which says how far its loss is rounded."""
-        is_rough = self._eps > _FLOAT32  # some of the model computes in half precision
-        if is_rough and not torch.is_grad_enabled():
+        if self._eps > _FLOAT32 and not torch.is_grad_enabled():  # some of it in half precision
             some = logits[:_LOOKED_AT]
             self._spreads.append(some[some.isfinite()].float().std())  # a masked token's is -inf
 
@@ -231,8 +227,7 @@ class RepeatedPasses:
         spread = torch.stack(self._spreads).double().square().max()
         self._spreads.clear()
         # over all processes, which must judge a step alike
-        spread = all_reduced(spread) / world_size() / fewest
-        return _ROUGH * self._eps * spread.sqrt().item()
+        return _ROUGH * self._eps * (all_reduced(spread) / world_size() / fewest).sqrt().item()
 
 
 class CheckSchedule:
