@@ -212,7 +212,7 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
         self.interrupted_by = self.resumed_from = ""
-        self.was_interrupted = self._held = False
+        self.was_interrupted = False
         processing = kwargs.get("processing_class")
         self.beside_model: list[Any] = [] if processing is None else [processing]
         self.before_saving: Callable[[], Any] = lambda: None
@@ -334,20 +334,15 @@ class ResumableTrainer(Trainer):
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Save after whatever else belongs to a step: a resumed run does not come back to it."""
-        if self.was_interrupted:
-            return
         step, control = self.state.global_step, self.control
         epoch_ends = float(self.state.epoch or 0).is_integer() or control.should_training_stop
-        # the last step of an epoch comes again as the epoch's end
-        more_comes = epoch_ends and step != self._passed_step
+        # the last step of an epoch comes again as the epoch's end, with all that is due still due
+        is_early = epoch_ends and step != self._passed_step
         self._passed_step = step
-        if more_comes:
-            self._held, control.should_save = control.should_save, False
-        else:
-            control.should_save |= self._held
-            self._held = False
+        if is_early or self.was_interrupted:
+            return
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        if not more_comes and self._interrupted_anywhere():
+        if self._interrupted_anywhere():
             self.interrupted_by = self.interrupted_by or "another process"
             if self._saved_step != step:
                 self._save_checkpoint(self.model, None)
@@ -362,8 +357,7 @@ class ResumableTrainer(Trainer):
 
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
         """Only a state that is saved can be the best: a run can go back to it."""
-        saves = self.control.should_save or self._held
-        saves = saves or self.args.save_strategy == SaveStrategy.BEST
+        saves = self.control.should_save or self.args.save_strategy == SaveStrategy.BEST
         return self.has_begun and saves and super()._determine_best_metric(*args, **kwargs)
 
     def _get_output_dir(self, trial: Any) -> str:
