@@ -237,7 +237,9 @@ def test_what_unlearning_has_no_place_for_is_refused(model, problem, trainer_of,
         trainer_of(model, optimizers=(another, None))
     sets = {"retain_dataset": problem.retain, "forget_dataset": problem.forget}
     for name in ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"):
-        with pytest.raises(HamuError, match=f"^{name} is for a batch of one kind, and would never"):
+        with pytest.raises(
+            HamuError, match=f"^{name} is for a batch of one kind, so never called; "
+        ):
             UnlearnTrainer(model, UnlearnConfig(output_dir=str(tmp_path)), **sets, **{name: print})
     before = dict(model.named_parameters())
     given = torch.optim.SGD(model.parameters(), lr=0.1), None

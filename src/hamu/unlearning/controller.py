@@ -162,7 +162,8 @@ class Controller(TrainerCallback):
             return False
         if now.missing < 0.95 * self._least_missing:
             self._least_missing, self._idle = now.missing, 0
-        no_repair = cost > max(self.budget, self._last_cost) and self._demand <= LEAST_DEMAND
+        is_least = self._method.constraint <= LEAST_DEMAND
+        no_repair = is_least and cost > max(self.budget, self._last_cost)
         goes_back = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair
         if goes_back:
             self._go_back()
@@ -183,7 +184,6 @@ class Controller(TrainerCallback):
         return goes_back
 
     def _speed_up(self, now: Standing, within: bool, cost: float) -> None:
-        """Raise the rate where there is little progress, or what is forgotten does not last yet."""
         if within and now.missing > _PROGRESS * self._last_missing:
             self._change(rate=1.25)
         elif self._can_rehearse and cost < 0.5 * self.budget:
@@ -207,10 +207,7 @@ class Controller(TrainerCallback):
         return self._lasted >= _REHEARSALS
 
     def _cost_by_all(self, cost: float) -> float:
-        """Return the rise of the loss over all retain records, by which later costs are corrected.
-
-        What is measured between is a sample, and its most favourable states are chosen.
-        """
+        """The rise over all retain records, which corrects later costs, of a favourable sample."""
         rise = self._work.retain_rise()
         if rise is not None:
             self._beyond += rise - cost
@@ -218,10 +215,7 @@ class Controller(TrainerCallback):
         return cost
 
     def _steps_are_too_large(self, now: Standing) -> bool:
-        """True if too many records are too high, and ever more.
-
-        A lasting run needs them so; its steps are too large if they lose a share that was reached.
-        """
+        """True if ever more records are too high; if a lasting run loses a share it had reached."""
         if self._work.lookahead is not None:
             return self._best_count >= self._goal.share * len(now.losses) > now.count
         return int(now.too_high.sum()) > max(2 * LEVEL * len(now.losses), self._last_too_high)
@@ -236,33 +230,25 @@ class Controller(TrainerCallback):
         assert isinstance(method, HamuQ)
         return method
 
-    @property
-    def _demand(self) -> float:
-        return self._method.constraint
-
     def _change(self, demand: float = 1.0, rate: float = 1.0) -> None:
-        wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * self._demand))
+        wanted = min(MOST_DEMAND, max(LEAST_DEMAND, demand * self._method.constraint))
         self._work.pair.method = replace(self._method, constraint=wanted)
         most, least = _MOST_GROWTH * self._first_rate, _LEAST_GROWTH * self._first_rate
         self.rate = min(most, max(least, rate * self.rate))
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Add the weights to their mean, in float32 at least."""
         self._in_mean += 1
         kinds = [torch.promote_types(p.dtype, torch.float32) for p in self._parameters]
         wide = [p.detach().to(kind) for p, kind in zip(self._parameters, kinds, strict=True)]
-        if self._mean:
-            torch._foreach_lerp_(self._mean, wide, 1 / self._in_mean)
-        else:
-            self._mean = [p.clone() for p in wide]
+        self._mean = self._mean or [torch.zeros_like(p) for p in wide]
+        torch._foreach_lerp_(self._mean, wide, 1 / self._in_mean)
 
     @torch.no_grad()
     def _take_mean(self) -> None:
-        """Replace the weights by their mean since the last measurement, without most of its noise.
+        """Replace the weights by their mean since the last measurement.
 
-        The last weights alone are off it by the noise of their batches, which moves a whole class
-        of records beyond a narrow target and back.
+        The noise of the last batches would move a whole class of records over a target and back.
         """
         if self._mean:
             torch._foreach_copy_(self._parameters, self._mean)
@@ -270,10 +256,8 @@ class Controller(TrainerCallback):
 
     @torch.no_grad()
     def _keep(self, now: Standing) -> None:
-        if self._good:
-            torch._foreach_copy_(self._good, self._parameters)
-        else:
-            self._good = [p.detach().clone() for p in self._parameters]
+        self._good = self._good or [torch.empty_like(p) for p in self._parameters]
+        torch._foreach_copy_(self._good, self._parameters)
         self._best_count, self._records = now.count, len(now.losses)
         self._best_cost = now.retain_loss - self.start_loss + self._beyond
 
@@ -296,15 +280,14 @@ class Controller(TrainerCallback):
             self._finish("budget", f"{budget}: {what}")
 
     def _finish(self, kind: Any, text: str) -> None:
-        """End the run with the best state."""
         self._go_back()
         self.ended = self._settled = True
         self._work.end_run(StopReason(kind, text))
 
     def _note(self, now: Standing, step: int) -> None:
         figures = {key: value for key, value in now.figures().items() if key != "worst"}
-        settings = {"retain_loss": now.retain_loss, "demand": self._demand, "rate": self.rate}
-        self.history.append({"step": step, **settings, **figures})
+        own = {"step": step, "retain_loss": now.retain_loss, "rate": self.rate}
+        self.history.append(own | {"demand": self._method.constraint} | figures)
 
     @property
     def goal_sentence(self) -> str:
@@ -321,7 +304,8 @@ class Controller(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint: with the best state, and the mean of the weights so far."""
-        return {name: getattr(self, name) for name in _SAVED} | {"demand": self._demand}
+        demand = {"demand": self._method.constraint}
+        return {name: getattr(self, name) for name in _SAVED} | demand
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -19,7 +19,6 @@ from hamu.unlearning.controller import Controller
 from hamu.unlearning.goals import (
     NOTHING_TELLS,
     AnyPredictions,
-    Found,
     Goal,
     Standing,
     choose_goal,
@@ -68,7 +67,7 @@ class GoalRun:
 
     @property
     def _step(self) -> int:
-        """The steps before the one at hand, or the one just done."""
+        # before the one at hand, or the one just done
         return max(0, int(self._trainer.state.global_step) - 1)
 
     def stand(self) -> Standing:
@@ -98,7 +97,7 @@ class GoalRun:
 
     def _measured(self, retain_loss: float) -> Standing:
         forget = self._looks.predict(self._looks.sets["forget"])
-        return self._complete({}).standing(forget, retain_loss)
+        return self._complete().standing(forget, retain_loss)
 
     def _retain_batches(self) -> Iterator[Mapping[str, Tensor]]:
         """Draw batches as fine-tuning takes them, alike whenever this step comes again."""
@@ -112,27 +111,27 @@ class GoalRun:
             batch = self._looks.collate(fetch(indices) if fetch else [data[i] for i in indices])
             yield {name: value.to(device) for name, value in batch.items()}
 
-    def _complete(self, start: Found) -> Goal:
-        """The goal with its reference: the start model's losses on unseen records, measured now
-        unless they are known.
-        """
+    def _complete(self) -> Goal:
+        """The goal with its reference: the start model's losses on unseen records."""
         assert self.goal is not None
         if self.goal.kind == "unseen" and self.goal.reference is None:
-            test = start.get("test") or self._looks.predict(self._looks.sets["test"])
+            test = self._trainer.start_predictions.get("test")
+            test = test or self._looks.predict(self._looks.sets["test"])
             self.goal = self.goal.against({"test": test}, None)
         return self.goal
 
-    def standings(self, start: Found, now: Found) -> dict[str, Standing]:
+    def standings(self) -> dict[str, Standing]:
         """Standings before and after, by the predictions of the start model and of the present one.
 
         Empty without a goal; one is missing without predictions, or where a retain model has
         predicted other records.
         """
         found: dict[str, Standing] = {}
-        for name, predictions in (("before", start), ("after", now)):
+        roles = {"before": self._trainer.start_predictions, "after": self._trainer.predictions}
+        for name, predictions in roles.items():
             if self.goal is None or "forget" not in predictions:
                 continue
-            goal, forget = self._complete(start), predictions["forget"]
+            goal, forget = self._complete(), predictions["forget"]
             expected = goal.reference or forget
             if goal.kind != "retrained" or len(expected.losses) == len(forget.losses):
                 found[name] = goal.standing(forget)

@@ -129,8 +129,7 @@ class Standing:
     @cached_property
     def missing(self) -> float:
         """Mean distance to the aim in log-odds over all records; 0 for forgotten ones."""
-        gap = log_odds(self.targets.aim) - log_odds(self.losses.clamp(min=1e-12))
-        return gap.clamp(min=0).masked_fill(self.forgotten, 0.0).mean().item()
+        return self._gap(self.targets.aim).clamp(min=0).mean().item()
 
     @cached_property
     def too_high(self) -> Tensor:
@@ -142,10 +141,13 @@ class Standing:
         """True if no loss is NaN, and the retain loss is a number."""
         return not bool(self.losses.isnan().any()) and math.isfinite(self.retain_loss)
 
+    def _gap(self, wanted: Tensor) -> Tensor:
+        gap = log_odds(wanted) - log_odds(self.losses.clamp(min=1e-12))
+        return gap.masked_fill(self.forgotten, -math.inf)
+
     def figures(self) -> dict[str, Any]:
         """The standing as JSON holds it: counts, quantiles of the losses, the ten worst records."""
-        gap = log_odds(self.targets.least) - log_odds(self.losses.clamp(min=1e-12))
-        worst = gap.masked_fill(self.forgotten, -math.inf).argsort(descending=True)[:10].tolist()
+        worst = self._gap(self.targets.least).argsort(descending=True)[:10].tolist()
         losses, least = self.losses.tolist(), self.targets.least.tolist()
         shares = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
         quantiles = self.losses.quantile(torch.tensor([*shares.values()], dtype=torch.float64))
@@ -213,7 +215,7 @@ class Goal:
         never = torch.full_like(losses, math.inf)
         if self.kind == "loss":
             least = torch.full_like(losses, float(self.loss or 0.0))
-            return Targets(least, _moved(least, _MARGIN), never)
+            return Targets(least, loss_at(log_odds(least) + _MARGIN), never)
         if self.kind == "erased":
             if not isinstance(forget, Predictions):
                 raise HamuError(_ERASED_OF_TEXTS)
@@ -229,13 +231,13 @@ class Goal:
                 f"the retain model predicts {len(aim)} forget records, the model {len(losses)}; "
                 f"both need the same"
             )
-        return Targets(_moved(aim, -_MARGIN), aim, _moved(aim, 1.0))
+        return Targets(*(loss_at(log_odds(aim) + by) for by in (-_MARGIN, 0.0, 1.0)))
 
 
 def _unseen(forget: AnyPredictions, unseen: AnyPredictions) -> Targets:
-    """Targets in the present order of the records: the level of the i-th smallest of n draws is
-    distributed as Beta(i, n + 1 - i). Images are compared within their class, or with all unseen
-    images where it has none.
+    """Targets by rank: the level of the i-th smallest of n is distributed as Beta(i, n + 1 - i).
+
+    Images are compared within their class, or with all unseen images where it has none.
     """
     losses, others = record_losses(forget), record_losses(unseen)
     if isinstance(forget, Predictions) and isinstance(unseen, Predictions):
@@ -257,10 +259,6 @@ def _unseen(forget: AnyPredictions, unseen: AnyPredictions) -> Targets:
 def record_losses(predictions: AnyPredictions) -> Tensor:
     """Loss of each record, [n] float64: of an image, or the mean over a text's scored tokens."""
     return predictions.losses if isinstance(predictions, Predictions) else predictions.record_losses
-
-
-def _moved(loss: Tensor, by: float) -> Tensor:
-    return loss_at(log_odds(loss) + by)
 
 
 def check_goal_settings(goal: str | None, loss: float | None, share: float) -> None:

@@ -136,7 +136,6 @@ class Lookahead:
                 parameter.data = data
 
     def _descend(self, optimizer: Any, point: Sequence[Tensor], loss: Tensor) -> None:
-        """Take a step of fine-tuning, at whose weights the model is."""
         grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         for one, grad in zip(point, grads, strict=True):
             one.grad = grad
@@ -145,13 +144,8 @@ class Lookahead:
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint: the path, and what its optimizer remembers."""
-        optimizer = self._optimizer.state_dict()
-        return {
-            "taken": self.taken,
-            "cycles": self.cycles,
-            "offset": self._offset,
-            "optimizer": optimizer,
-        }
+        own = {"taken": self.taken, "cycles": self.cycles, "offset": self._offset}
+        return own | {"optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -43,7 +43,6 @@ from hamu.data.images import collate
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
-from hamu.unlearning.controller import Controller
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
 from hamu.unlearning.goals import ALL_DONE, AnyPredictions, Standing, StopReason
 from hamu.unlearning.lookahead import Lookahead
@@ -67,6 +66,7 @@ _REMEDIES = {
     "not finite": "; lower the learning rate, or look for records with values that are not finite",
     "out of range": "; lower the constraint, or give the radius as a number",
 }
+_PARTS = ("goal_run", "pair", "watch")  # the controller sets the demand of the pair
 _SAVED = ("steps_taken", "steps_skipped", "skips_in_a_row", "stop", "start_predictions")
 
 
@@ -92,6 +92,7 @@ class UnlearnTrainer(ResumableTrainer):
         skip_reason: of the last of them.
         stop: `StopReason` of the run.
         goal_run: when a record counts as forgotten, and how the run gets there.
+        controller: of a run by goal; None for one by hand.
         start_predictions: of the first evaluation, by set.
         predictions: of the weights as they are, by set; empty unless they were evaluated.
 
@@ -139,6 +140,7 @@ class UnlearnTrainer(ResumableTrainer):
         kwargs |= {"train_dataset": pairs, "eval_dataset": self.evaluations.sets["retain"]}
         super().__init__(model, args, data_collator=PairCollator(data_collator), **kwargs)
         self.goal_run = GoalRun(self, retain_dataset, retain_predictions)
+        self.controller = self.goal_run.controller
         if args.auto and args.max_steps <= 0:
             args.max_steps = steps_of_a_run(args, len(pairs), self.global_batch)
         if self.optimizer is not None:  # one that was given
@@ -151,7 +153,6 @@ class UnlearnTrainer(ResumableTrainer):
             self.add_callback(callback)
 
     def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
-        """Make the parts of a step and their state."""
         self.pair = _prepared(model, method, args, **self._records)
         self.side_losses = SideLosses(model, args.objectives())
         limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
@@ -187,11 +188,6 @@ class UnlearnTrainer(ResumableTrainer):
         return output
 
     @property
-    def controller(self) -> Controller | None:
-        """Controller of a run by goal; None for one by hand."""
-        return self.goal_run.controller
-
-    @property
     def stop_reason(self) -> str:
         """Stop reason in words, "" if nothing ended the run before its last epoch."""
         return "" if self.stop == ALL_DONE else self.stop.text
@@ -213,7 +209,6 @@ class UnlearnTrainer(ResumableTrainer):
 
     @property
     def _sharing(self) -> int:
-        """Number of processes that share the batches of a side."""
         return world_size() // 2 if self._is_split else world_size()
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
@@ -235,22 +230,16 @@ class UnlearnTrainer(ResumableTrainer):
         )
         return loader
 
-    @property
-    def _parts(self) -> dict[str, Any]:
-        """Parts with a state; the controller sets the demand that the pair was saved with."""
-        return {"goal": self.goal_run, "pair": self.pair, "watch": self.watch}
-
     def run_state(self) -> dict[str, Any]:
         """Counts, stop reason, the start model's predictions, and the parts' states."""
-        own = {name: getattr(self, name) for name in _SAVED}
-        parts = {name: part.state_dict() for name, part in self._parts.items()}
-        return super().run_state() | own | parts
+        parts = {name: getattr(self, name).state_dict() for name in _PARTS}
+        return super().run_state() | {name: getattr(self, name) for name in _SAVED} | parts
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`."""
         super().load_run_state(state)
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
+        for name in _PARTS:
+            getattr(self, name).load_state_dict(state[name])
         for name in _SAVED:
             setattr(self, name, state[name])
 
@@ -288,7 +277,11 @@ class UnlearnTrainer(ResumableTrainer):
 
         The number of items is that of the whole step, by side.
         """
-        self._begin(model)
+        model.train()
+        for module in self._batchnorms if self.args.freeze_batchnorm else ():
+            module.eval()
+        if self._at != self.state.global_step:
+            self._at, self._losses, self.predictions = self.state.global_step, {}, {}
         inputs = self._prepare_inputs(inputs)
         if self.lookahead is not None and not self._losses:  # once a step
             self.lookahead.advance(inputs["retain"], inputs["forget"])
@@ -302,9 +295,8 @@ class UnlearnTrainer(ResumableTrainer):
         for side in self._own_sides:
             batch = inputs[side]
             counts = num_items_in_batch or {side: self.side_losses.count(side, batch)}
-            share = (inputs.get(WEIGHT, 1.0), counts[side])
-            its_limits = limits if side == "forget" else None
-            loss_of = partial(self._loss, side=side, batch=batch, share=share, limits=its_limits)
+            given = (side, batch, inputs.get(WEIGHT, 1.0), counts[side])
+            loss_of = partial(self._loss, given, limits if side == "forget" else None)
             if is_checked:
                 self.watch.passes.remember(side, partial(loss_of, self.model), counts[side])
             ahead = self.lookahead if side == "forget" else None
@@ -317,33 +309,24 @@ class UnlearnTrainer(ResumableTrainer):
             self._end_step()
         return torch.stack(losses).sum()
 
-    def _begin(self, model: nn.Module) -> None:
-        model.train()
-        for module in self._batchnorms if self.args.freeze_batchnorm else ():
-            module.eval()
-        if self._at != self.state.global_step:
-            self._at, self._losses, self.predictions = self.state.global_step, {}, {}
-
     def _loss(
         self,
-        model: nn.Module,
-        side: str,
-        batch: Mapping[str, Tensor],
-        share: tuple[float, Tensor | int],
+        given: tuple[str, Mapping[str, Tensor], float, Tensor | int],
         limits: Tensor | None,
+        model: nn.Module,
     ) -> Tensor:
-        """A batch's part of the mean over its step: the batch's weight, and the step's count."""
+        """A batch's part of the mean over its step: given its weight, and the step's count."""
+        side, batch, weight, count = given
         if not self._causality_checked:
             check_causal_mask(self.model, batch)
             self._causality_checked = True
         total, scored = self.side_losses.total(model, side, batch, limits)
         if self._early_ends and torch.is_grad_enabled():
-            self._early_ends.add(side, scored, share[0])
+            self._early_ends.add(side, scored, weight)
         self.watch.passes.see(scored.logits)
-        return total * share[0] / share[1]
+        return total * weight / count
 
     def _end_step(self) -> None:
-        """Combine, unless the losses end the run."""
         scaler = self.accelerator.scaler
         stop = self._early_ends.end() if self._early_ends else None
         if self.controller is not None and self.controller.ended:
@@ -357,11 +340,8 @@ class UnlearnTrainer(ResumableTrainer):
             check_equal(self.pair.names, self.pair.parameters)
         none = torch.zeros_like(next(iter(self._losses.values())))
         losses = torch.stack([self._losses.get(side, none) for side in SIDES]).double()
-        step = self.pair.combine(
-            scaler,
-            keep=self.watch.keep(self.optimizer),
-            losses=all_reduced(losses),
-        )
+        keep = self.watch.keep(self.optimizer)
+        step = self.pair.combine(scaler, keep=keep, losses=all_reduced(losses))
         self.watch.take(step, self._losses, scaler)
         if self.controller is not None:
             self.controller.note(step)
@@ -372,7 +352,6 @@ class UnlearnTrainer(ResumableTrainer):
             self._skip(step)
 
     def _skip(self, step: PairStep) -> None:
-        """Count a step that is not taken, and end the run if it says so."""
         self.steps_skipped += 1
         self.skips_in_a_row += 1
         self.skip_reason = step.reason
@@ -386,7 +365,6 @@ class UnlearnTrainer(ResumableTrainer):
             self.end_run(StopReason("skips", text + _REMEDIES.get(step.cause, "")))
 
     def _undone(self) -> None:
-        """Count a step that was undone as skipped."""
         self.steps_taken -= 1
         self.steps_skipped += 1
         if self.watch.is_exhausted:
@@ -477,7 +455,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def standings(self) -> dict[str, Standing]:
         """Standings of the forget set against the goal before and after; empty without a goal."""
-        return self.goal_run.standings(self.start_predictions, self.predictions)
+        return self.goal_run.standings()
 
     def history(self) -> dict[str, Any]:
         """Evaluations of a run that has ended, its steps, promise, goal and stop reason."""
@@ -547,7 +525,6 @@ def _batchnorms(model: nn.Module, args: UnlearnConfig) -> list[nn.Module]:
 
 
 def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any], forget: Any) -> None:
-    """Check that what was given for `transformers.Trainer` has a place in a run of unlearning."""
     if args.needs_alternatives and getattr(forget, "alternatives", None) is None:
         raise HamuError(
             f"the forget objective {args.objectives()['forget']} needs another answer to each "
@@ -556,9 +533,7 @@ def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any], forget: Any)
         )
     for name in _OF_ONE_BATCH:
         if given.get(name) is not None:
-            raise HamuError(
-                f"{name} is for a batch of one kind, and would never be called; leave it out"
-            )
+            raise HamuError(f"{name} is for a batch of one kind, so never called; leave it out")
     if args.shard and given.get("optimizers", (None, None))[0] is not None:
         raise HamuError(
             "an optimizer that is given holds the whole parameters, which --shard replaces by "
