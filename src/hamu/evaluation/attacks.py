@@ -47,8 +47,7 @@ _JUDGED = (20, 40)  # steps of relearn-retain; some models hold for 20 and give 
 _MARGIN = 0.10  # the share that may come back
 _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high for a known record
 Figures = dict[str, float]
-Advance = Callable[[int], None]
-_BITS = (0, 8, 4)  # 0: as saved
+_BITS: tuple[int, ...] = (0, 8, 4)  # 0: as saved
 _BLOCK = 64  # weights per NF4 scale
 
 
@@ -323,7 +322,7 @@ def attack_all(
     models: Iterable[tuple[str, nn.Module, AttackData]],
     settings: AttackSettings,
     seed: int,
-    advance: Advance = lambda steps: None,
+    advance: Callable[[int], None] = lambda steps: None,
 ) -> AttackResult:
     """Attack each model, given by role and with its inputs, the unlearned one among them.
 
@@ -331,20 +330,20 @@ def attack_all(
     """
     outcomes: dict[str, dict[str, Outcome]] = {}
     for role, model, data in models:
-        names, skipped = settings.names(data.kind), _skipped(data, settings)
+        kind, attacker = data.kind, _Attacker(model, data, settings, seed, advance)
+        names, skipped = settings.names(kind), attacker.skipped()
         if QUANTIZE in names:
             check_can_quantize()
         for name in names:
             if name in skipped:
-                advance(settings.work((name,), data.kind))
+                advance(settings.work((name,), kind))
                 continue
             try:
-                run = _relearned if name in RELEARNING else _asked
-                found = run(model, data, settings, name, seed, advance)
+                run = attacker.relearned if name in RELEARNING else attacker.asked
+                outcomes.setdefault(name, {})[role] = run(name)
             except HamuError as error:
                 raise HamuError(f"{name} on the {role} model: {error}") from error
-            outcomes.setdefault(name, {})[role] = found
-    total, kind = len(data.forget), data.kind
+    total = len(data.forget)
     records = {
         "forget": total,
         "measured": min(total, settings.value("attack_records", kind)),
@@ -353,78 +352,109 @@ def attack_all(
     return AttackResult(kind, outcomes, records, skipped, asdict(settings))
 
 
-def _skipped(data: AttackData, settings: AttackSettings) -> dict[str, str]:
-    """Reason for each attack that these data do not allow."""
-    found = {}
-    if len(data.forget) < 2:
-        found[RELEARN_FEW] = "it needs two forgotten records, one to relearn and one to look at"
-    if not data.unrelated:
-        found[RELEARN_UNRELATED] = (
-            "all unrelated texts are among those to retain or forget; name others with "
-            "--unrelated_data"
-        )
-    if data.kind == "text" and not _has_prompts(data.forget):
-        found[SAMPLE] = "plain text has no prompt to answer"
-    return {name: why for name, why in found.items() if name in settings.names(data.kind)}
+@dataclass(frozen=True)
+class _Attacker:
+    """Attacks on one model."""
+
+    model: nn.Module
+    data: AttackData
+    settings: AttackSettings
+    seed: int
+    advance: Callable[[int], None]
+
+    def skipped(self) -> dict[str, str]:
+        """Reason for each attack that these data do not allow."""
+        data, found = self.data, {}
+        if len(data.forget) < 2:
+            found[RELEARN_FEW] = "it needs two forgotten records, one to relearn and one to look at"
+        if not data.unrelated:
+            found[RELEARN_UNRELATED] = (
+                "all unrelated texts are among those to retain or forget; name others with "
+                "--unrelated_data"
+            )
+        if data.kind == "text" and not _has_prompts(data.forget):
+            found[SAMPLE] = "plain text has no prompt to answer"
+        asked = self.settings.names(data.kind)
+        return {name: why for name, why in found.items() if name in asked}
+
+    def relearned(self, name: str) -> Outcome:
+        """Curves of fine-tuning, one for each seed."""
+        data, settings, model = self.data, self.settings, self.model
+        most, last = (settings.value(f"attack_{n}", data.kind) for n in ("records", "steps"))
+        points = (*(point for point in _POINTS if point < last), last)
+        retain, is_text = _drawn(data.retain, most, self.seed), data.kind == "text"
+        # an adapter takes a larger rate than a whole model
+        usual = 3e-4 if is_text and not hasattr(model, "peft_config") else 1e-3
+        rate = settings.attack_learning_rate or usual
+        optimizer = torch.optim.AdamW if is_text else torch.optim.Adam
+        shared = {id(p): p for p in model.parameters() if not p.requires_grad}
+        runs, accuracies = [], []
+        for seed in range(self.seed, self.seed + settings.attack_seeds):
+            batches, looked_at = self.batches(name, seed)
+            records = _drawn(looked_at, most, seed)
+            copied = deepcopy(model, dict(shared))
+            trained = [p for p in copied.parameters() if p.requires_grad]
+            measured = []
+            with _seeded(copied, seed):
+                for step in _fine_tune(copied, batches, optimizer(trained, lr=rate)):
+                    if step in points:
+                        measured.append(data.measure(copied, records))
+                    self.advance(step > 0)
+                accuracies.append(data.predict(copied, retain).correct.double().mean().item())
+            runs.append(measured)
+        return _outcome(points, list(zip(*runs, strict=True)), accuracies)
+
+    def batches(self, name: str, seed: int) -> tuple[Iterator[Mapping[str, Tensor]], Any]:
+        """Batches of all steps of a fine-tuning, and the forgotten records to measure."""
+        data, settings, is_text = self.data, self.settings, self.data.kind == "text"
+        size, steps = (settings.value(f"attack_{n}", data.kind) for n in ("batch_size", "steps"))
+
+        def drawn(records: Any, size: int) -> Iterator[list[Any]]:
+            """Records in as many rounds as it takes, each reshuffled."""
+            generator = torch.Generator().manual_seed(seed)
+            order = RandomSampler(records, num_samples=size * steps, generator=generator)
+            for rows in BatchSampler(order, size, drop_last=False):
+                yield [records[i] for i in rows]
+
+        if name != RELEARN_FEW:
+            source = data.unrelated if name == RELEARN_UNRELATED else data.retain
+            return map(data.collate, drawn(source, size)), data.forget
+        order = torch.randperm(len(data.forget), generator=torch.Generator().manual_seed(seed))
+        count = settings.relearned(len(data.forget), data.kind)
+        few, others = data.forget.select(order[:count]), data.forget.select(order[count:])
+        of_few = size // 2 if is_text else count
+        of_retain = size - of_few if is_text else size  # images: on top of a whole batch
+        both = zip(drawn(data.retain, of_retain), drawn(few, of_few), strict=True)
+        return (data.collate(one + other) for one, other in both), others
+
+    def asked(self, name: str) -> Outcome:
+        """Outcome of an attack that does not train."""
+        data, settings, model = self.data, self.settings, self.model
+        records = _drawn(data.forget, settings.attack_answers, self.seed)
+        with _seeded(model, self.seed):
+            if name == QUANTIZE:
+                at, most = _BITS, settings.value("attack_records", data.kind)
+                records = _drawn(data.forget, most, self.seed)
+                models = (quantized(model, bits) if bits else model for bits in at)
+                found = [data.measure(one, records) for one in models]
+            elif name == PREFILL:
+                at = (0,) * _has_prompts(records) + (settings.prefill_words,)
+                recalls = (prefilled(model, data, records, words) for words in at)
+                found = [{"rouge_l_recall": recall.mean().item()} for recall in recalls]
+            else:
+                at = tuple(sorted({1, settings.attack_samples}))
+                scores = sampled(model, data, records, settings.attack_samples)
+                found = [{"rouge_l_recall": leak_at_k(scores, k)} for k in at]
+        self.advance(1)
+        return _outcome(at, [[one] for one in found])
 
 
-def _relearned(
-    model: nn.Module,
-    data: AttackData,
-    settings: AttackSettings,
-    name: str,
-    seed: int,
-    advance: Advance,
+def _outcome(
+    at: Sequence[int], rows: Sequence[Sequence[Figures]], accuracies: Sequence[float] = ()
 ) -> Outcome:
-    """Curves of fine-tuning, one for each seed."""
-    most, last = (settings.value(f"attack_{n}", data.kind) for n in ("records", "steps"))
-    points = (*(point for point in _POINTS if point < last), last)
-    retain, is_text = _drawn(data.retain, most, seed), data.kind == "text"
-    # an adapter takes a larger rate than a whole model
-    usual = 3e-4 if is_text and not hasattr(model, "peft_config") else 1e-3
-    rate = settings.attack_learning_rate or usual
-    optimizer = torch.optim.AdamW if is_text else torch.optim.Adam
-    shared = {id(p): p for p in model.parameters() if not p.requires_grad}
-    runs, accuracies = [], []
-    for number in range(seed, seed + settings.attack_seeds):
-        batches, looked_at = _items(data, settings, name, number)
-        records = _drawn(looked_at, most, number)
-        copied = deepcopy(model, dict(shared))
-        trained = [p for p in copied.parameters() if p.requires_grad]
-        measured = []
-        with _seeded(copied, number):
-            for step in _fine_tune(copied, batches, optimizer(trained, lr=rate)):
-                if step in points:
-                    measured.append(data.measure(copied, records))
-                advance(step > 0)
-            accuracies.append(data.predict(copied, retain).correct.double().mean().item())
-        runs.append(measured)
-    return _outcome(points, list(zip(*runs, strict=True)), accuracies)
-
-
-def _items(
-    data: AttackData, settings: AttackSettings, name: str, seed: int
-) -> tuple[Iterator[Mapping[str, Tensor]], Any]:
-    """Batches of all steps of a fine-tuning, and the forgotten records to measure."""
-    size, steps = (settings.value(f"attack_{n}", data.kind) for n in ("batch_size", "steps"))
-
-    def batches(records: Any, size: int) -> Iterator[list[Any]]:
-        """Records in as many rounds as it takes, each reshuffled."""
-        generator = torch.Generator().manual_seed(seed)
-        order = RandomSampler(records, num_samples=size * steps, generator=generator)
-        for rows in BatchSampler(order, size, drop_last=False):
-            yield [records[i] for i in rows]
-
-    if name != RELEARN_FEW:
-        source = data.unrelated if name == RELEARN_UNRELATED else data.retain
-        return map(data.collate, batches(source, size)), data.forget
-    order = torch.randperm(len(data.forget), generator=torch.Generator().manual_seed(seed))
-    count = settings.relearned(len(data.forget), data.kind)
-    few, others = data.forget.select(order[:count]), data.forget.select(order[count:])
-    of_few = size // 2 if data.kind == "text" else count
-    of_retain = size - of_few if data.kind == "text" else size  # images: on top of a whole batch
-    both = zip(batches(data.retain, of_retain), batches(few, of_few), strict=True)
-    return (data.collate(one + other) for one, other in both), others
+    """Outcome of the figures of each strength and seed."""
+    figures = {name: tuple(tuple(one[name] for one in row) for row in rows) for name in rows[0][0]}
+    return Outcome(at, figures, tuple(accuracies))
 
 
 def _fine_tune(
@@ -456,47 +486,6 @@ def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def _asked(
-    model: nn.Module,
-    data: AttackData,
-    settings: AttackSettings,
-    name: str,
-    seed: int,
-    advance: Advance,
-) -> Outcome:
-    """Outcome of an attack that does not train."""
-    at: tuple[int, ...]
-    with _seeded(model, seed):
-        if name == QUANTIZE:
-            at, most = _BITS, settings.value("attack_records", data.kind)
-            records = _drawn(data.forget, most, seed)
-            models = (quantized(model, bits) if bits else model for bits in at)
-            rows = [data.measure(one, records) for one in models]
-        else:
-            records, words = (
-                _drawn(data.forget, settings.attack_answers, seed),
-                settings.prefill_words,
-            )
-            if name == PREFILL:
-                at = (0, words) if _has_prompts(records) else (words,)
-                values = [prefilled(model, data, records, count).mean().item() for count in at]
-            else:
-                at = tuple(sorted({1, settings.attack_samples}))
-                scores = sampled(model, data, records, settings.attack_samples)
-                values = [leak_at_k(scores, k) for k in at]
-            rows = [{"rouge_l_recall": value} for value in values]
-    advance(1)
-    return _outcome(at, [[row] for row in rows])
-
-
-def _outcome(
-    at: tuple[int, ...], rows: Sequence[Sequence[Figures]], accuracies: Sequence[float] = ()
-) -> Outcome:
-    """Outcome of the figures of each strength and seed."""
-    figures = {name: tuple(tuple(one[name] for one in row) for row in rows) for name in rows[0][0]}
-    return Outcome(at, figures, tuple(accuracies))
 
 
 def _drawn(records: Any, most: int, seed: int) -> Any:
