@@ -15,7 +15,7 @@ from hamu import HamuError, HamuQ, HamuU, build_method
 from hamu.assess import REGIMES, assess_model, frontier, plain_answer
 from hamu.assess.curvature import Hessian
 from hamu.assess.gradients import AssessedModel, PartedGram, kept_parts, parted_gradient
-from hamu.assess.hardness import bootstrap, judge
+from hamu.assess.hardness import bootstrap
 
 
 class Points(Dataset):
@@ -345,8 +345,7 @@ def test_it_answers_how_hard_it_will_be_and_whether_to_start(
 ):
     method = variant(constraint, "relative" if constraint < 1 else "absolute")
     curve = frontier(gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines), method)
-    given = {"frontiers": {method.name: curve}, "verdict": judge(curve, method, (1.0, 1.0), None)}
-    text = plain_answer(replace(found, method=method, **given))
+    text = plain_answer(replace(found, method=method, frontiers={method.name: curve}))
     assert answer in text
     assert ("no demand is free" in text) == (curve.free_limit == 0)
 

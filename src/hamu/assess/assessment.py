@@ -1,10 +1,11 @@
-"""The whole assessment of a model and its data, before a run."""
+"""Assessment of a model and its data, before a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,17 +18,18 @@ from hamu.assess.curvature import (
     SOLVER,
     Curvature,
     Hessian,
-    HessianCost,
     SecondOrder,
+    affordable_samples,
     at_least_float32,
     lanczos,
+    product_cost,
     second_order,
 )
 from hamu.assess.gradients import (
+    FULL_BATCH,
     AssessedModel,
     Conflicts,
     PartedGram,
-    flat,
     gradient_alignment,
     kept_parts,
     parted_gradient,
@@ -64,22 +66,27 @@ class Assessment:
     curvature_samples: int  # retain records of the curvature
     second_order: SecondOrder | None  # None likewise
     conflicts: dict[str, Conflicts]  # by side; empty if not requested
-    verdict: hard.Verdict  # the decision on whether to start
     epochs: float  # the cost, in forward and backward passes over all records of both sides
+
+    @cached_property
+    def verdict(self) -> hard.Verdict:
+        """Decision on whether to start."""
+        scales, rate = (1 / self.clip[0], 1 / self.clip[1]), self.trusted_rate(ERROR_RATIO)
+        return hard.judge(self.frontiers[self.method.name], self.method, scales, rate)
 
     @property
     def hardness(self) -> hard.Hardness:
-        """For the method of the run."""
+        """Hardness for the method of the run."""
         return self.hamu_q if self.method.constrained == "forget" else self.hamu_u
 
     @property
     def blocks(self) -> hard.BlockHardness:
-        """The hardness of each block for the method of the run."""
+        """Hardness of each block for the method of the run."""
         return self.block_hardness[self.method.name]
 
     @property
     def agreement(self) -> float | None:
-        """The share of resamples with the regime of the run; None without intervals."""
+        """Share of resamples with the regime of the run; None without intervals."""
         if self.intervals is None:
             return None
         regimes = self.intervals.variants[self.method.name].regimes
@@ -87,7 +94,7 @@ class Assessment:
 
     @property
     def worthwhile_batch(self) -> int | None:
-        """The largest batch that is worth its price: the larger noise scale, in records.
+        """Largest batch that is worth its price: the larger noise scale, in records.
 
         Up to it twice the records save nearly half of the steps, beyond it few (McCandlish et al.
         2018, Sec. 2.2). None if a scale is unknown.
@@ -99,35 +106,29 @@ class Assessment:
 
     @property
     def error_ratio(self) -> float | None:
-        """½ηλ_max of a step of the run: the second-order part of the retain change over the largest
-        first-order change of a step of this length, ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
+        """½ηλ_max of a step of the run, its second over its largest first-order retain change:
+        ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
         """
-        if self.curvature is None:
-            return None
-        return self.curvature.error_ratio(self.learning_rate * self.step_length)
+        of, rate = self.curvature, self.learning_rate * self.step_length
+        return None if of is None else of.error_ratio(rate)
 
     def trusted_rate(self, error_ratio: float) -> float | None:
-        """The learning rate at which `error_ratio` has this value, infinite without curvature."""
-        if self.curvature is None:
-            return None
-        return self.curvature.trusted_rate(error_ratio) / self.step_length
+        """Learning rate at which `error_ratio` has this value, infinite without curvature."""
+        of = self.curvature
+        return None if of is None else of.trusted_rate(error_ratio) / self.step_length
 
     def record(self) -> dict[str, Any]:
         """Everything but the records' own contents, as JSON holds it."""
-        intervals, curvature = self.intervals, None
-        if self.curvature is not None:
-            rates = {"1": self.trusted_rate(0.01), "10": self.trusted_rate(0.1)}
-            curvature = {
-                "largest_eigenvalue": self.curvature.largest,
-                "smallest_eigenvalue": self.curvature.smallest,
-                "residual": self.curvature.residual,
-                "samples": self.curvature_samples,
-                "error_ratio": self.error_ratio,
-            }
-            for share, rate in rates.items():
-                curvature[f"learning_rate_of_{share}_percent"] = (
-                    rate if self.curvature.size else None
-                )
+        intervals, bent = self.intervals, self.curvature
+        curvature = bent and {
+            "largest_eigenvalue": bent.largest,
+            "smallest_eigenvalue": bent.smallest,
+            "residual": bent.residual,
+            "samples": self.curvature_samples,
+            "error_ratio": self.error_ratio,
+            "learning_rate_of_1_percent": self.trusted_rate(0.01) if bent.size else None,
+            "learning_rate_of_10_percent": self.trusted_rate(0.1) if bent.size else None,
+        }
         whole = None if intervals is None else intervals.row(0)
         if whole is not None:
             whole["regimes"] = whole[self.method.name]["regimes"]
@@ -250,7 +251,12 @@ def assess_model(
     """
     numbers = (batch_size, most_batches, curvature_samples, bootstrap_memory)
     check_settings(learning_rate, max_grad_norm, *numbers)
-    method = _checked(HamuQ(0.5, constraint_mode="relative") if method is None else method)
+    method = HamuQ(0.5, constraint_mode="relative") if method is None else method
+    if not isinstance(method, HamuQ | HamuU):
+        name = getattr(method, "name", method)
+        raise HamuError(
+            f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
+        )
     report, done, total = progress or (lambda done, total: None), 0.0, 0.0
 
     def add(cost: float) -> None:
@@ -261,21 +267,24 @@ def assess_model(
     assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, add)
     most = math.inf if most_batches is None else most_batches * batch_size
     used = {side: int(min(count, most)) for side, count in assessed.records.items()}
-    one_pass, available = sum(used.values()), assessed.records["retain"]
-    cost = HessianCost.affordable(one_pass, available, batch_size, curvature_samples)
-    total = one_pass * (1 + 2 * _FORWARD * conflicts) + cost.of(LANCZOS + 2 * SOLVER)
+    one_pass = sum(used.values())
+    if curvature_samples is None:
+        curvature_samples = affordable_samples(one_pass, batch_size)
+    samples = min(curvature_samples, assessed.records["retain"])
+    total = one_pass * (1 + 2 * _FORWARD * conflicts)
+    total += product_cost(samples, batch_size, LANCZOS + 2 * SOLVER)
     with assessed.untouched():
         parts = kept_parts(assessed, used, bootstrap_memory)
         sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
         parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
-        gradients: dict[str, list[Tensor | None]] = {s: sides[s].total() for s in SIDES}
+        gradients: dict[str, list[Tensor]] = {side: sides[side].total() for side in SIDES}
         del sides
         found = _first_order(assessed, parted, method, max_grad_norm)
         scale_of = parted.noise_scale
         found["noise_scales"] = {s: scale_of(s, used[s], assessed.records[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
-        if cost.samples:
-            found |= _second_order(assessed, gradients, demand, cost)
+        if samples:
+            found |= _second_order(assessed, gradients, demand, samples)
         for side, other in (SIDES[::-1], SIDES) if conflicts else ():
             found["conflicts"][side] = _conflicts(assessed, side, gradients[other], used[side])
     report(total, total)
@@ -285,28 +294,10 @@ def assess_model(
         measured_records=used,
         block_names=assessed.block_names,
         learning_rate=learning_rate,
-        curvature_samples=cost.samples,
-        verdict=_verdict(found, method),
+        curvature_samples=samples,
         epochs=done / sum(assessed.records.values()),
         **found,
     )
-
-
-def _checked(method: Any) -> HamuQ | HamuU:
-    if not isinstance(method, HamuQ | HamuU):
-        name = getattr(method, "name", method)
-        raise HamuError(
-            f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
-        )
-    return method
-
-
-def _verdict(found: Mapping[str, Any], method: HamuQ | HamuU) -> hard.Verdict:
-    rate, curvature = None, found["curvature"]
-    if curvature is not None:
-        rate = curvature.trusted_rate(ERROR_RATIO) / found["step_length"]
-    scales = (1 / found["clip"][0], 1 / found["clip"][1])
-    return hard.judge(found["frontiers"][method.name], method, scales, rate)
 
 
 def _first_order(
@@ -337,13 +328,14 @@ def _first_order(
 
 def _second_order(
     assessed: AssessedModel,
-    gradients: Mapping[str, list[Tensor | None]],
+    gradients: Mapping[str, list[Tensor]],
     demand: float,
-    cost: HessianCost,
+    samples: int,
 ) -> dict[str, Any]:
-    """The retain Hessian's spectrum on some records, and the second-order condition."""
-    positions, parameters = assessed.positions("retain", cost.samples), assessed.parameters
-    batches = list(assessed.batches("retain", positions, cost.size))
+    """Spectrum of the retain Hessian on some records, and the second-order condition."""
+    positions, parameters = assessed.positions("retain", samples), assessed.parameters
+    size = min(assessed.batch_size, FULL_BATCH)
+    batches = list(assessed.batches("retain", positions, size))
     count, done = sum(int(count_predictions(batch["labels"])) for batch in batches), 0
     hessian = Hessian(
         lambda batch: assessed.total(assessed.score(batch)) / count, batches, parameters
@@ -352,20 +344,19 @@ def _second_order(
     def product(vector: Tensor) -> Tensor:
         nonlocal done
         found = hessian.product(vector)
-        assessed.advance(cost.of(done + 1) - cost.of(done))
+        before, after = (product_cost(samples, size, done + n) for n in (0, 1))
+        assessed.advance(after - before)
         done += 1
         return found
 
     spectrum = lanczos(product, parameters, steps=LANCZOS, tolerance=1e-2, seed=assessed.seed)
     wide = at_least_float32(*parameters)
-    g_r, g_f = (flat(gradients[side], parameters).to(wide) for side in SIDES)
+    g_r, g_f = (torch.cat([g.flatten().to(wide) for g in gradients[side]]) for side in SIDES)
     condition = second_order(product, g_r, g_f, spectrum, demand)
     return {"curvature": spectrum, "second_order": condition}
 
 
-def _conflicts(
-    assessed: AssessedModel, side: str, gradient: list[Tensor | None], most: int
-) -> Conflicts:
+def _conflicts(assessed: AssessedModel, side: str, gradient: list[Tensor], most: int) -> Conflicts:
     """So many records of a side against the other side's gradient."""
     positions = assessed.positions(side, most)
     known = getattr(assessed.data[side], "rows", None)

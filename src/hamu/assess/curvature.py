@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hamu.assess.gradients import FULL_BATCH, flat
+from hamu.assess.gradients import FULL_BATCH
 from hamu.errors import HamuError
 
 # Cost of a product with the Hessian for a record, in forward and backward passes, and of the next
@@ -35,7 +35,7 @@ Product = Callable[[Tensor], Tensor]  # H·v of a flat vector, [P]
 
 @dataclass(frozen=True)
 class Curvature:
-    """The largest and smallest eigenvalue of a Hessian, by Lanczos (inside the true range)."""
+    """Largest and smallest eigenvalue of a Hessian, by Lanczos (inside the true range)."""
 
     largest: float
     smallest: float
@@ -51,7 +51,7 @@ class Curvature:
         return 0.5 * learning_rate * self.size
 
     def trusted_rate(self, error_ratio: float) -> float:
-        """The learning rate at which `error_ratio` has this value; infinite without curvature."""
+        """Learning rate at which `error_ratio` has this value; infinite without curvature."""
         return 2.0 * error_ratio / self.size if self.size > 0 else math.inf
 
 
@@ -79,26 +79,18 @@ class Hessian:
         total = [torch.zeros_like(p, dtype=at_least_float32(p)) for p in self.parameters]
         is_single = len(self._batches) == 1
         for batch in self._batches:
-            grads = self._kept or self._gradients(batch)
+            how: dict[str, Any] = {"inputs": self.parameters, "materialize_grads": True}
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+                grads = self._kept or torch.autograd.grad(
+                    self._loss_of_batch(batch), create_graph=True, **how
+                )
             self._kept = grads if is_single else None
             inner = torch.stack([(g * v).sum() for g, v in zip(grads, vectors, strict=True)]).sum()
             if inner.requires_grad:  # a linear loss has no second derivative
-                found = torch.autograd.grad(
-                    inner, self.parameters, retain_graph=is_single, materialize_grads=True
-                )
-                wide = [g.detach().to(t.dtype) for g, t in zip(found, total, strict=True)]
-                torch._foreach_add_(total, wide)
-        return flat(total, self.parameters)
-
-    def _gradients(self, batch: Any) -> Sequence[Tensor]:
-        """Of a batch's loss, with the graph that a second backward pass needs."""
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            return torch.autograd.grad(
-                self._loss_of_batch(batch),
-                self.parameters,
-                create_graph=True,
-                materialize_grads=True,
-            )
+                found = torch.autograd.grad(inner, retain_graph=is_single, **how)
+                for known, grad in zip(total, found, strict=True):
+                    known.add_(grad)
+        return torch.cat([t.flatten() for t in total])
 
 
 def at_least_float32(*tensors: Tensor) -> torch.dtype:
@@ -114,7 +106,7 @@ def lanczos(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> Curvature:
-    """The ends of a Hessian's spectrum by Lanczos' iteration with full orthogonalization.
+    """Find the ends of a Hessian's spectrum by Lanczos' iteration with full orthogonalization.
 
     Ends once the residual of the largest eigenvalue is the tolerance's share of it; keeps a
     direction for each step, as large as the parameters.
@@ -153,7 +145,7 @@ def lanczos(
 
 @dataclass(frozen=True)
 class SecondOrder:
-    """The second-order condition for one demand, of gradients as they are, not clipped."""
+    """Second-order condition for one demand, of gradients as they are, not clipped."""
 
     demand: float  # Q, in loss
     kappa: float  # g_r·g_f
@@ -177,7 +169,7 @@ def second_order(
     *,
     steps: int = SOLVER,
 ) -> SecondOrder:
-    """The condition, with H⁻¹g by conjugate gradients.
+    """Evaluate the condition, with H⁻¹g by conjugate gradients.
 
     With the residual r = g - (H+δI)x and μ the smallest eigenvalue of H + δI, g'x falls short of
     g'(H+δI)⁻¹g by at most ‖r‖²/μ; the condition is decided only if it holds for any shortfall
@@ -270,32 +262,16 @@ def conjugate_gradients(
     return Solution(x, residual, relative, negative)
 
 
-class HessianCost(NamedTuple):
-    """Cost of products with a Hessian of `samples` records, in records of a pass both ways."""
+def product_cost(samples: int, batch_size: int, products: int) -> float:
+    """Cost of products with a Hessian of some records, in records of a pass both ways."""
+    following = _NEXT_PRODUCT if samples <= min(batch_size, FULL_BATCH) else _PRODUCT
+    return samples * (_PRODUCT + (products - 1) * following) if products else 0.0
 
-    samples: int
-    batch_size: int
 
-    @classmethod
-    def affordable(
-        cls, budget: float, records: int, batch_size: int, asked: int | None = None
-    ) -> HessianCost:
-        """As many of the records as asked for, else as pay for all products, if any do."""
-        if asked is not None:
-            return cls(min(asked, records), batch_size)
-        products = LANCZOS + 2 * SOLVER
-        one = cls(1, batch_size)
-        samples = int(budget / one.of(products))
-        if samples > one.size:  # several batches, whose graphs are not kept
-            samples = max(one.size, int(budget / (products * _PRODUCT)))
-        return cls(min(samples, records), batch_size)
-
-    @property
-    def size(self) -> int:
-        """Records of a batch; a second derivative keeps several times the activations."""
-        return min(self.batch_size, FULL_BATCH)
-
-    def of(self, products: int) -> float:
-        """The cost of so many products."""
-        following = _NEXT_PRODUCT if self.samples <= self.size else _PRODUCT
-        return self.samples * (_PRODUCT + (products - 1) * following) if products else 0.0
+def affordable_samples(budget: float, batch_size: int) -> int:
+    """Records for the Hessian that pay for all products."""
+    size, products = min(batch_size, FULL_BATCH), LANCZOS + 2 * SOLVER
+    samples = int(budget / product_cost(1, batch_size, products))
+    if samples > size:  # several batches, whose graphs are not kept
+        samples = max(size, int(budget / (products * _PRODUCT)))
+    return samples

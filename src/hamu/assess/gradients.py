@@ -30,15 +30,8 @@ _MOST_PARTS = 16
 FULL_BATCH = 128  # records; a larger batch costs hardly less for each of them
 
 
-def flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
-    """Tensors (None for zero) as one vector, [P]."""
-    pairs = zip(tensors, like, strict=True)
-    return torch.cat([(torch.zeros_like(p) if t is None else t).flatten() for t, p in pairs])
-
-
 def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
-    """The norm of all entries in float64, read from the device once; 0 of nothing."""
-    # float64 copies a piece at a time
+    """Norm of all entries in float64, read from the device once; 0 of nothing."""
     pieces = [p for t in tensors if t.numel() for p in torch.split(t.reshape(-1), WIDENED)]
     if not pieces:
         return 0.0
@@ -48,7 +41,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
 
 
 class AssessedModel:
-    """A model with the data to assess it on. Losses are cross-entropies, in evaluation mode.
+    """Model with the data to assess it on; losses are cross-entropies, in evaluation mode.
 
     `advance` receives the cost of each pass, in records of a forward and backward pass.
     """
@@ -76,7 +69,7 @@ class AssessedModel:
         self.block_names, self.block_of = group_blocks([name for name, _ in named], blocks)
 
     def positions(self, side: str, most: int | None = None) -> Tensor:
-        """The records of a side in random order, at most this many."""
+        """Records of a side in random order, at most this many."""
         generator = torch.Generator().manual_seed(self.seed)
         return torch.randperm(self.records[side], generator=generator)[:most]
 
@@ -90,11 +83,11 @@ class AssessedModel:
             yield {key: value.to(device) for key, value in batch.items()}
 
     def score(self, batch: Mapping[str, Tensor]) -> Scored:
-        """The model's predictions for a batch."""
+        """Predictions for a batch."""
         return Scored.of(predict_logits(self.model, batch), batch["labels"])
 
     def total(self, scored: Scored) -> Tensor:
-        """Their loss, summed."""
+        """Loss of these predictions, summed."""
         return CrossEntropy().total(scored, None)
 
     @contextmanager
@@ -108,37 +101,31 @@ class AssessedModel:
             for parameter, grad in grads:
                 parameter.grad = grad
 
-    def gradient(self, side: str, positions: Tensor) -> tuple[list[Tensor | None], int]:
-        """The gradient of the summed loss of some records, at least float32, and their scores."""
-        sums: list[Tensor | None] = [None] * len(self.parameters)
+    def gradient(self, side: str, positions: Tensor) -> tuple[list[Tensor], int]:
+        """Gradient of the summed loss of some records, at least float32, and their scores."""
+        sums = [torch.zeros_like(p, dtype=combine_dtype(p)) for p in self.parameters]
         batches, count = math.ceil(len(positions) / self.batch_size), 0
         even = math.ceil(len(positions) / batches)  # no batch is much smaller than the others
         for batch in self.batches(side, positions, even):
             scored = self.score(batch)
-            grads = torch.autograd.grad(self.total(scored), self.parameters, allow_unused=True)
-            for place, grad in enumerate(grads):
-                if grad is not None:  # half precision would lose small ones
-                    known = sums[place]
-                    wide = grad.to(combine_dtype(grad))
-                    sums[place] = wide if known is None else known.add_(wide)
+            loss = self.total(scored)
+            grads = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+            for known, grad in zip(sums, grads, strict=True):
+                known.add_(grad)
             count += len(scored.labels)
             self.advance(float(scored.records))
         return sums, count
 
 
 class PartedGradient(NamedTuple):
-    """The gradient of a side's mean loss as the sum of m parts, each of some random batches.
+    """Gradient of a side's mean loss as the sum of m parts, each of some random batches."""
 
-    `shares` are the parts' shares of the predictions, [m] float64.
-    """
+    parts: list[list[Tensor]]
+    shares: Tensor  # of the predictions, [m] float64
 
-    parts: list[list[Tensor | None]]
-    shares: Tensor
-
-    def total(self) -> list[Tensor | None]:
-        """The mean gradient."""
-        present = ([g for g in grads if g is not None] for grads in zip(*self.parts, strict=True))
-        return [reduce(torch.add, grads) if grads else None for grads in present]
+    def total(self) -> list[Tensor]:
+        """Add the parts to the mean gradient."""
+        return [reduce(torch.add, grads) for grads in zip(*self.parts, strict=True)]
 
 
 def parted_gradient(
@@ -150,9 +137,9 @@ def parted_gradient(
     kept, counts = zip(*(assessed.gradient(side, chunk) for chunk in chunks), strict=True)
     if not sum(counts):
         raise HamuError(f"the {side} set has nothing that is scored; give records with an answer")
-    present = [g for grads in kept for g in grads if g is not None]
-    torch._foreach_div_(present, float(sum(counts)))
-    extent = norm(present, math.inf)
+    every = [g for grads in kept for g in grads]
+    torch._foreach_div_(every, float(sum(counts)))
+    extent = norm(every, math.inf)
     if not math.isfinite(extent):
         raise HamuError(
             f"the gradient of the {side} loss is not finite; look for broken records or weights"
@@ -193,14 +180,14 @@ class PartedGram(NamedTuple):
     def of(
         cls, assessed: AssessedModel, retain: PartedGradient, forget: PartedGradient
     ) -> PartedGram:
-        """Measure it, a piece of a parameter at a time; reads the device once."""
+        """Multiply a piece of a parameter at a time; reads the device once."""
         parts, parameters = [*retain.parts, *forget.parts], assessed.parameters
         device, rows = parameters[0].device, len(parts)
         size = len(assessed.block_names), rows, rows
         products = torch.zeros(size, dtype=torch.float64, device=device)
-        for index, (block, p) in enumerate(zip(assessed.block_of, parameters, strict=True)):
-            grads = [torch.zeros_like(p) if (g := part[index]) is None else g for part in parts]
-            pieces = (torch.split(g.reshape(-1), max(1, WIDENED // rows)) for g in grads)
+        for index, block in enumerate(assessed.block_of):
+            most = max(1, WIDENED // rows)
+            pieces = (torch.split(part[index].reshape(-1), most) for part in parts)
             for piece in zip(*pieces, strict=True):
                 wide = torch.stack(piece).double()
                 products[block] += (wide @ wide.T).to(device)
@@ -240,20 +227,20 @@ class PartedGram(NamedTuple):
 
 @dataclass(frozen=True)
 class Conflicts:
-    """The records of one side by how their loss changes along the other side's gradient."""
+    """Records of one side by how their loss changes along the other side's gradient."""
 
     values: Tensor  # ∇L(z)·g of each record, unclipped, [N]; their mean is κ
     rows: Tensor  # of each, in the source if the data set has `rows`, else in the set
 
     @property
     def top_share(self) -> float:
-        """The part of all conflict (Σ∇L(z)·g above zero) in the top tenth of the records."""
+        """Part of all conflict (Σ∇L(z)·g above zero) in the top tenth of the records."""
         positive = self.values.clamp(min=0.0).sort(descending=True).values
         whole, tenth = positive.sum(), max(1, int(0.1 * len(positive)))
         return (positive[:tenth].sum() / whole).item() if whole > 0 else 0.0
 
     def top(self, count: int = 20) -> list[dict[str, float]]:
-        """The records in the hardest conflict, worst first."""
+        """Records in the hardest conflict, worst first."""
         order = self.values.argsort(descending=True)[:count]
         pairs = zip(self.rows[order].tolist(), self.values[order].tolist(), strict=True)
         return [{"row": row, "value": value} for row, value in pairs]
@@ -263,7 +250,7 @@ class Conflicts:
 def gradient_alignment(
     losses: Callable[[], Tensor],
     parameters: Sequence[Tensor],
-    gradient: Sequence[Tensor | None],
+    gradient: Sequence[Tensor],
     precision: float | None = None,
 ) -> Tensor:
     """∇L(z)·g of every record z, by two forward passes with the weights moved ±ε along g.
@@ -272,21 +259,18 @@ def gradient_alignment(
     `losses` computes [N] float64 at the current weights; the weights come back bit for bit.
     `precision` is the machine epsilon of the passes, by default that of the parameters.
     """
-    pairs = [(p, g) for p, g in zip(parameters, gradient, strict=True) if g is not None]
     # The third root of the machine's precision would balance the rounding of the losses against a
     # third derivative of like size. A trained network bends far more than that: the step must be
     # much shorter.
-    eps = max(torch.finfo(p.dtype).eps for p, _ in pairs) if precision is None else precision
-    length = max(norm([p for p, _ in pairs]), eps)
-    epsilon = eps**0.5 / 64 * length / norm([g for _, g in pairs])
-    kept = [p.clone() for p, _ in pairs]
-    moved = []
+    eps = precision or max(torch.finfo(p.dtype).eps for p in parameters)
+    epsilon = eps**0.5 / 64 * max(norm(parameters), eps) / norm(gradient)
+    kept, moved = [p.clone() for p in parameters], []
     try:
         for sign in (1.0, -1.0):
-            for (p, g), original in zip(pairs, kept, strict=True):
+            for p, original, g in zip(parameters, kept, gradient, strict=True):
                 p.copy_(original).add_(g.to(p.dtype), alpha=sign * epsilon)
             moved.append(losses())
     finally:
-        for (p, _), original in zip(pairs, kept, strict=True):
+        for p, original in zip(parameters, kept, strict=True):
             p.copy_(original)
     return moved[0].sub(moved[1]).div(2.0 * epsilon)

@@ -35,7 +35,7 @@ class Hardness:
 
     @classmethod
     def at(cls, status: ConstraintStatus) -> Hardness:
-        """The whole model's, from the `constraint_status` of the clipped gradients."""
+        """Hardness of the whole model, from the `constraint_status` of the clipped gradients."""
         return cls(
             status.kappa.item(),
             status.gram.total().cos.item(),
@@ -48,7 +48,7 @@ class Hardness:
 
 @dataclass(frozen=True)
 class BlockHardness:
-    """The hardness of each block for one variant, [L] each; `regime` is an index into `REGIMES`.
+    """Hardness of each block for one variant, [L] each; `regime` is an index into `REGIMES`.
 
     κ1 (κ3 for HAMU-U) is -φ_i ‖g_r,i‖‖g_f,i‖, κ2 (κ4) is √(1-φ_i²) ‖g_r,i‖‖g_f,i‖.
     """
@@ -61,7 +61,7 @@ class BlockHardness:
 
     @classmethod
     def at(cls, status: ConstraintStatus) -> BlockHardness:
-        """Each block's, from the `constraint_status` of the clipped gradients."""
+        """Hardness of each block, from the `constraint_status` of the clipped gradients."""
         gram, phi = status.gram, status.fraction.clamp(max=1.0)
         norms = gram.retain_norm * gram.forget_norm
         direct, stop = -phi * norms, ((1.0 - phi) * (1.0 + phi)).sqrt() * norms
@@ -75,14 +75,14 @@ def variants_of(method: HamuQ | HamuU) -> dict[str, HamuQ | HamuU]:
 
 
 def constraint_status(gram: PairGram, method: HamuQ | HamuU) -> ConstraintStatus:
-    """The status of a HAMU method's constraint."""
+    """Status of a HAMU method's constraint."""
     status = method.weigh(gram).constraint
     assert status is not None
     return status
 
 
 def clipped(gram: PairGram, max_grad_norm: float | None) -> PairGram:
-    """The Gram after clipping, as a step weighs it."""
+    """Gram after clipping, as a step weighs it."""
     return gram.scaled(*gram.clip_factors(max_grad_norm))
 
 
@@ -145,7 +145,7 @@ class Intervals:
     variants: dict[str, VariantIntervals]
 
     def row(self, number: int) -> dict[str, Any]:
-        """The intervals of the whole model (0) or of a block (from 1), as JSON holds them."""
+        """Intervals of the whole model (0) or of a block (from 1), as JSON holds them."""
         found: dict[str, Any] = {
             key: getattr(self, key)[number].tolist() for key in ("kappa", "cos")
         }
@@ -174,17 +174,17 @@ def bootstrap(
         return None
     variants = variants_of(method)
 
-    def of_sample(*counts: Tensor) -> dict[str, Tensor]:
-        """The figures by name, of the whole model and of each block, [1 + L]."""
+    def of_sample(*counts: Tensor) -> list[Tensor]:
+        """κ, cosθ, and both thresholds of each variant; of the whole model and blocks, [1 + L]."""
         gram = clipped(parted.gram(*counts), max_grad_norm)
         total = gram.total()
-        pairs = {"kappa": (total.dot, gram.dot), "cos": (total.cos, gram.cos)}
-        for name, variant in variants.items():
+        pairs = [(total.dot, gram.dot), (total.cos, gram.cos)]
+        for variant in variants.values():
             status = constraint_status(gram, variant)
             blocks = BlockHardness.at(status)
-            pairs[f"{name} direct"] = (status.direct_threshold[None], blocks.direct_threshold)
-            pairs[f"{name} stop"] = (status.stop_threshold[None], blocks.stop_threshold)
-        return {name: torch.cat(pair) for name, pair in pairs.items()}
+            pairs.append((status.direct_threshold[None], blocks.direct_threshold))
+            pairs.append((status.stop_threshold[None], blocks.stop_threshold))
+        return [torch.cat(pair) for pair in pairs]
 
     generator = torch.Generator().manual_seed(seed)
     draws = [
@@ -195,24 +195,22 @@ def bootstrap(
     rows = max(1, _AT_ONCE // (len(parted.products) * sum(sizes)))
     drawn = torch.func.vmap(of_sample, chunk_size=rows)(*counts)
     known, spread = of_sample(), math.sqrt(parts / (parts - 1))
-    moved = {name: (v - v.mean(0)) * spread + known[name] for name, v in drawn.items()}
-    ends = {name: _interval(name, values, level) for name, values in moved.items()}
+    moved = [(v - v.mean(0)) * spread + at for v, at in zip(drawn, known, strict=True)]
+    quantiles = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    # κ, |cosθ| ≤ 1, and of each variant κ1 or κ3 ≤ 0, κ2 or κ4 ≥ 0
+    bounds = [(-math.inf, math.inf), (-1.0, 1.0), *[(-math.inf, 0.0), (0.0, math.inf)] * 2]
+    kappa, cos, *thresholds = (
+        torch.quantile(values, quantiles, dim=0).movedim(0, -1).clamp(*ends)
+        for values, ends in zip(moved, bounds, strict=True)
+    )
     by_variant = {}
-    for name in variants:
-        direct, stop = f"{name} direct", f"{name} stop"
-        regime = regime_at(moved["kappa"], known[direct], known[stop])
+    for place, name in enumerate(variants):
+        direct, stop = known[2 + 2 * place : 4 + 2 * place]
+        regime = regime_at(moved[0], direct, stop)
         shares = [(regime == number).double().mean(0) for number in range(len(REGIMES))]
-        sure = VariantIntervals(ends[direct], ends[stop], torch.stack(shares, dim=-1))
-        by_variant[name] = sure
-    return Intervals(level, replicates, parts, ends["kappa"], ends["cos"], by_variant)
-
-
-def _interval(name: str, values: Tensor, level: float) -> Tensor:
-    """[..., 2] from replicates [B, ...]; |cosθ| ≤ 1, κ1 and κ3 ≤ 0, κ2 and κ4 ≥ 0."""
-    quantiles = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=values.dtype)
-    ends = torch.quantile(values, quantiles, dim=0).movedim(0, -1)
-    bounds = {"cos": (-1.0, 1.0), "direct": (-math.inf, 0.0), "stop": (0.0, math.inf)}
-    return ends.clamp(*bounds.get(name.split()[-1], (-math.inf, math.inf)))
+        low, high = thresholds[2 * place : 2 + 2 * place]
+        by_variant[name] = VariantIntervals(low, high, torch.stack(shares, dim=-1))
+    return Intervals(level, replicates, parts, kappa, cos, by_variant)
 
 
 CAN_IMPROVE, WILL_COST, MUST_HURT = 0, 3, 4
@@ -222,7 +220,7 @@ NEXT_TO_NOTHING = 0.05
 
 @dataclass(frozen=True)
 class Frontier:
-    """The best attainable pairs of changes, per unit of learning rate.
+    """Best attainable pairs of changes, per unit of learning rate.
 
     Up to the free limit a demand costs the other side nothing to first order; for one block that is
     n_r n_f sinθ where κ > 0, else all that is feasible (App. B.4). The criterion limit meets the
@@ -238,20 +236,18 @@ class Frontier:
 
     @property
     def free_share(self) -> float:
-        """The free share of the feasible demand."""
+        """Free share of the feasible demand."""
         return self.free_limit / self.feasible_limit if self.feasible_limit > 0 else 0.0
 
     def at(self, demand: float) -> tuple[float, float]:
         """(retain_change, forget_change) of a demand, interpolated."""
-        retain, forget = (
-            float(np.interp(demand, self.demand.numpy(), change.numpy()))
-            for change in (self.retain_change, self.forget_change)
-        )
+        changes = (self.retain_change, self.forget_change)
+        retain, forget = (float(np.interp(demand, self.demand, change)) for change in changes)
         return retain, forget
 
 
 def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Frontier:
-    """The frontier of one pair of (clipped) gradients, block by block.
+    """Trace the frontier of one pair of (clipped) gradients, block by block.
 
     Args:
         gram: their Gram.
@@ -260,7 +256,6 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
     """
 
     def at(share: float) -> tuple[Tensor, Tensor, ConstraintStatus]:
-        """The changes of both losses, and the constraint, at this share of the feasible demand."""
         asked = replace(method, constraint=share, constraint_mode="relative", stopping="aggregate")
         weights = asked.weigh(gram)
         assert weights.constraint is not None
@@ -291,7 +286,7 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision on whether to start, with a suggestion.
+    """Decision on whether to start, with a suggestion.
 
     `code`, the exit code of `hamu assess`, is 0 if both objectives can improve, 3 if it costs, 4 if
     next to nothing is free or no step is possible.
