@@ -145,7 +145,8 @@ def _states(runs: Runs, plans: Iterable[Plan]) -> Iterator[Plan]:
     steps: Mapping[str, Any] = {row["run"]: row.get("at_evaluated") for row in runs.rows}
     for plan in plans:
         if steps.get(plan.name):
-            content = yaml.safe_load(plan.settings.read_text()) | {"max_steps": steps[plan.name]}
+            content = yaml.safe_load(plan.settings.read_text())
+            content |= {"max_steps": int(steps[plan.name])}
             columns = {**plan.columns, "setting": f"{plan.columns['setting']}-at"}
             yield _planned(f"{plan.name}-at", columns, content, plan.settings.parent)
 
