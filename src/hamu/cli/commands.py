@@ -99,7 +99,7 @@ def _evaluated(found: jobs.Evaluated) -> Iterator[Any]:
     yield from _reports({"": found.report})
     yield from found.lines
     if "tofu" in found.report:
-        yield tables.tofu_table(found.report["tofu"])
+        yield tables.set_table("TOFU", found.report["tofu"])
     if found.attacked is not None:
         yield from list(_attacked(found.attacked))[1:]  # the forget set is named above
     yield f"all figures are in {found.folder / files.EVALUATION}"
@@ -157,7 +157,7 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
     yield tables.report_table(by_name | theirs)
     yield tables.further_table(by_name)
     if "against_retain_model" in last:
-        yield tables.reference_table(last)
+        yield tables.set_table("against the retain model", last["against_retain_model"])
 
 
 @_shown.register

@@ -127,20 +127,16 @@ FIGURES = (
     Column("accuracy", "accuracy", ".1%"),
     Column("probability", "probability", ".3f"),
 )
-_AGAINST = (
-    Column("set", "against the retain model"),
+_OF_SETS = (
+    Column("records", "records", ","),
+    FIGURES[-1],
+    Column("rouge", "ROUGE-L", ".3f"),
+    Column("truth_ratio", "truth ratio", ".3f"),
+    Column("value", "value", ".4g"),
     Column("loss_difference", "loss", "+.4g"),
     Column("accuracy_difference", "accuracy", "+.1%"),
     Column("kl", "KL", ".4g"),
     Column("agreement", "agreement", ".1%"),
-)
-_TOFU = (
-    Column("set", "TOFU"),
-    Column("records", "records", ","),
-    Column("probability", "probability", ".3f"),
-    Column("rouge", "ROUGE-L", ".3f"),
-    Column("truth_ratio", "truth ratio", ".3f"),
-    Column("value", "value", ".4g"),
 )
 _FURTHER = (
     "Membership inference: 0.5 is ideal; it needs test data never trained on, of images five of "
@@ -169,19 +165,13 @@ def report_table(reports: Mapping[str, Report], record: Mapping[str, Any] | None
     return Table(columns, rows, note)
 
 
-def reference_table(report: Report) -> Table:
-    """Distances to the retain model."""
-    found = report["against_retain_model"]
-    return Table(_AGAINST, [{"set": n.replace("_", " "), **row} for n, row in found.items()])
-
-
-def tofu_table(report: Report) -> Table:
-    """TOFU's figures: a row for each set, then the aggregates."""
-    sets = ("forget", "retain", "real_authors", "world_facts")
-    rows = {key: report[key] for key in sets if key in report}
-    for key in ("model_utility", "model_utility_probability", "forget_quality", "privleak"):
-        rows |= {key: {"value": report[key]}} if report.get(key) is not None else {}
-    return Table(_TOFU, [{"set": key.replace("_", " "), **row} for key, row in rows.items()])
+def set_table(title: str, found: Mapping[str, Any]) -> Table:
+    """Further figures of sets, or a single figure, by their names."""
+    rows = []
+    for name, figures in found.items():
+        figures = figures if isinstance(figures, Mapping) else {"value": figures}
+        rows.append({"set": name.replace("_", " "), **figures})
+    return Table((Column("set", title), *_OF_SETS), rows)
 
 
 def further_table(reports: Mapping[str, Report]) -> Table:
@@ -199,13 +189,11 @@ def further_table(reports: Mapping[str, Report]) -> Table:
 
 def _further(report: Report) -> dict[str, Any]:
     inference = report.get("membership_inference") or {"auc": None}
-    found = {
-        f"membership {name.replace('_', ' ').replace('auc', 'AUC')}": value
-        for name, value in inference.items()
-        if name != "samples"
-    }
-    leak = {"PrivLeak": report["privleak"]} if "privleak" in report else {}
-    return {**found, **leak, **report.get("metrics", {})}
+    found = {"membership " + name.replace("auc", "AUC"): one for name, one in inference.items()}
+    found.pop("membership samples", None)
+    found |= {"PrivLeak": report["privleak"]} if "privleak" in report else {}
+    named = {name.replace("_", " "): one for name, one in found.items()}
+    return {**named, **report.get("metrics", {})}
 
 
 # Attacks

@@ -219,14 +219,13 @@ def write_model_card(
     `base` is the model that it was made from, None for one from nothing; `reports` are the figures
     of each set by column, such as "before" and "after"; `goal` is that of evaluation.json.
     """
-    measured = {
-        (figure, role): {
-            name: report[name][figure] for name in _OF_CARD if figure in report.get(name, {})
-        }
+    reports = reports or {}
+    columns = [
+        (figure, role)
         for figure in FIGURES
-        for role, report in (reports or {}).items()
-    }
-    columns = {head: values for head, values in measured.items() if values}
+        for role, report in reports.items()
+        if any(figure in report.get(name, {}) for name in _OF_CARD)
+    ]
     card = ModelCard.from_template(
         ModelCardData(
             library_name="peft" if is_adapter(folder) else "transformers",
@@ -238,7 +237,8 @@ def write_model_card(
         method=method,
         records=forget_records,
         columns=columns,
-        sets=[name for name in _OF_CARD if any(name in values for values in columns.values())],
+        reports=reports,
+        sets=[name for name in _OF_CARD if any(name in report for report in reports.values())],
         forgotten=goal and forgotten_words(goal),
         version=hamu.__version__,
     )
