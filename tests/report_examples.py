@@ -25,22 +25,18 @@ SIDES, ROLES = ("forget", "retain", "test"), ("before", "after")
 
 
 def evaluation(steps, names=("a", "b"), is_text=False):
-    trajectory = []
-    for step, share in ((0, 0.0), (steps // 2, 0.5), (steps, 1.0)):
-        entry = {"step": step, "eval_forget_gain": share, "eval_retain_gain": share / 9}
-        entry |= {"eval_forget_loss": 0.1 + share, "eval_retain_loss": 1 - share / 9}
-        trajectory.append(entry)
+    trajectory = [
+        {"step": step, "eval_forget_gain": share, "eval_retain_gain": share / 9}
+        | {"eval_forget_loss": 0.1 + share, "eval_retain_loss": 1 - share / 9}
+        for step, share in ((0, 0.0), (steps // 2, 0.5), (steps, 1.0))
+    ]
     ratio = {"retain": 1.0, "forget": 0.9}
     found = {
-        "trajectory": trajectory,
-        "steps_taken": steps - 1,
-        "steps_in_model": steps - 1,
-        "steps_skipped": 1,
-        "ended": f"the criterion is met {NASTY}",
-        "ended_kind": "criterion",
-        "goal": None,
+        "trajectory": trajectory, "goal": None,
+        "steps_taken": steps - 1, "steps_in_model": steps - 1, "steps_skipped": 1,
+        "ended": f"the criterion is met {NASTY}", "ended_kind": "criterion",
         "promise": {"checked": steps, "judged": steps, "kept": 0.5, "median_ratio": ratio},
-    }
+    }  # fmt: skip
     inference = {"accuracy": 0.6, "auc": 0.55, "samples": 9}
     means = {"before": (0.1, 1.0, 1.0), "after": (0.1 + 1.0, 1 - 1 / 9, 1.0)}
     for role, accuracy in (("before", 1.0), ("after", 0.5)):
@@ -58,12 +54,10 @@ def standing(forgotten, records=20):
     levels = np.quantile(losses, (0, 0.25, 0.5, 0.75, 1)).tolist()
     worst = losses[: records - forgotten][:10]
     return {
-        "records": records,
-        "forgotten": forgotten,
-        "too_high": 0,
+        "records": records, "forgotten": forgotten, "too_high": 0,
         "loss_quantiles": dict(zip(("min", "q25", "median", "q75", "max"), levels, strict=True)),
         "worst": [{"position": 77, "loss": x, "target": x + 0.125} for x in worst],
-    }
+    }  # fmt: skip
 
 
 def goal(before, after, *, records=20, budget=None, **more):
@@ -118,10 +112,10 @@ def image_observations(names=("a", "b"), count=40):
         for role in ROLES
     }
     embeddings = {role: {name: draw(count, 5) for name in SIDES} for role in ROLES}
-    counts = dict.fromkeys(SIDES, count)
+    sizes = dict.fromkeys(SIDES, count)
     shown = most_and_least_changed(predictions)
     pictures = {title: data.select(places) for title, places in shown.items()}
-    return ImageObservations(predictions, counts, counts, names, pictures, embeddings)
+    return ImageObservations(predictions, sizes, names, pictures, embeddings)
 
 
 def text_observations(count=30):

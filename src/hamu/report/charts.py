@@ -340,11 +340,11 @@ def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> list[Chart]
 
 def confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
     """Confusion matrix: true classes by predicted ones, as shares of the row."""
-    sets = ["test"] if "test" in found.counts else ["retain", "forget"]
+    sets = ["test"] if "test" in found.sizes else ["retain", "forget"]
     predictions = [found.predictions[role][name] for name in sets]
     # each image of a set that is sampled more thinly stands for more
-    sizes = [found.sizes[name] / found.counts[name] for name in sets]
-    weights = np.repeat(sizes, [len(one.labels) for one in predictions])
+    counted = [len(one.labels) for one in predictions]
+    weights = np.repeat([found.sizes[name] for name in sets] / np.array(counted), counted)
     labels = np.concatenate([one.labels for one in predictions])
     guesses = np.concatenate([one.logits.argmax(-1) for one in predictions])
     names = output_names(found.classes, predictions[0].logits.shape[1], contents)

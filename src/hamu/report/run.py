@@ -43,13 +43,12 @@ class AnsweredRecord(NamedTuple):
 class ImageObservations:
     """Predictions of the classifiers, by role ("before", "after") and set, and what goes with them.
 
-    `counts` are the predicted images of each set, `sizes` all it has; `classes` the names in the
+    `sizes` are the images of each set, of which some are predicted; `classes` the names in the
     data, of which a model may have more outputs; `pictures` forget images, by
     `most_and_least_changed`; `embeddings` [N, D] by role and set, or the reason `no_embedding`.
     """
 
     predictions: Mapping[str, Mapping[str, Predictions]]
-    counts: Mapping[str, int]
     sizes: Mapping[str, int]
     classes: Sequence[str]
     pictures: Mapping[str, ImageData]
@@ -112,8 +111,8 @@ class Run:
 
     `steps` has a row for each logged step and a column for each figure; `layers` cosθ ("cos") and
     ‖Δw‖ ("change") by step and block, both NaN where not known; `entries` the evaluations along the
-    way; `notes` name files that could not be read; `failed` is the error of
-    a failed run of a comparison; `observed` is None for the reason `unobserved`.
+    way; `notes` name files that could not be read; `failed` is the error of a failed run of a
+    comparison; `observed` is None for the reason `unobserved`.
     """
 
     name: str

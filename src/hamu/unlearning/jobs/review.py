@@ -139,7 +139,6 @@ def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObs
     }
     return seen.ImageObservations(
         predictions,
-        counts={name: len(one.labels) for name, one in predictions["after"].items()},
         sizes={name: len(data) for name, data in problem.sets().items()},
         classes=problem.forget.classes,
         pictures=pictures,
