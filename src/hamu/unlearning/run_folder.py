@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -110,9 +111,7 @@ class RunFolder:
             self._lock.release()
             self._lock = None
         for made in self._made if is_main() else ():
-            if os.path.isdir(made):
-                if any(made.iterdir()):
-                    return
+            with suppress(OSError):  # something is in it
                 made.rmdir()
 
     def prepare(self) -> Path:
