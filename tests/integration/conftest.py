@@ -3,10 +3,14 @@
 import importlib
 import multiprocessing
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
+from report_examples import NASTY
+from run_files import write_rows
 from small_models import save_fine_tuned
 from transformers import set_seed
 from transformers.trainer_callback import PrinterCallback
@@ -15,6 +19,7 @@ from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.cli import main
 from hamu.data import forget_class, pixel_statistics, read_images, read_text
 from hamu.models import new_classifier
+from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare import children
 from hamu.unlearning.trainer import TrainConfig, train_original
 
@@ -74,6 +79,43 @@ def finished_images(tmp_path_factory, saved_model):
                      "--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off", "--forget_class", "3",
                      "--learning_rate", "0.1", "--output_dir", "run"]) == 0  # fmt: skip
     return folder
+
+
+@pytest.fixture(scope="session")
+def finished_texts(tmp_path_factory):
+    """The same with texts, one of which is code, and an adapter that was merged."""
+    folder = tmp_path_factory.mktemp("texts")
+    texts, unseen = read_text("miniature").records, read_text("miniature", "test").records[:8]
+    rows = {"records": texts[:40], "holdout": unseen}
+    rows = {name: [dict(row.fields) for row in some] for name, some in rows.items()}
+    rows["records"][0] |= {"question": f"Who? {NASTY}", "answer": NASTY}
+    for name, some in rows.items():
+        write_rows(folder / f"{name}.jsonl", some)
+    torch.manual_seed(0)
+    tokenizer = new_tokenizer((row.prompt + row.answer for row in texts), 400)
+    for part in (new_language_model(tokenizer, hidden=32, layers=1, max_length=256), tokenizer):
+        part.save_pretrained(folder / "original")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["unlearn", "--data", "records.jsonl", "--test_data", "holdout.jsonl", "--model", "original",
+                     "--forget_filter", f"author={texts[0].fields['author']}", "--lora", "--lora_rank", "2", "--merge",
+                     "--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off", "--learning_rate", "0.5",
+                     "--output_dir", "run"]) == 0  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def images(finished_images, tmp_path, monkeypatch):
+    """A copy of the images, their model and run to tamper with, which is the current folder."""
+    monkeypatch.chdir(shutil.copytree(finished_images, tmp_path / "copy"))
+    return Path()
+
+
+@pytest.fixture
+def texts(finished_texts, tmp_path, monkeypatch):
+    """The same with texts."""
+    monkeypatch.chdir(shutil.copytree(finished_texts, tmp_path / "copy"))
+    return Path()
 
 
 @pytest.fixture

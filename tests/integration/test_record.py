@@ -8,21 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from run_files import contents
 from safetensors.torch import load_file, save_file
 
 from hamu.cli import main
 from hamu.data import forget_class, read_images, read_text
-from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.record import schema, violations
 from hamu.unlearning.record.inputs import row_digests, set_digest, text_digest, weights_digest
 from hamu.unlearning.record.verify import Unavailable
 
 DOCS = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")
-FAST = ["--max_steps", "3", "--constraint_mode", "relative", "--stopping", "off"]
 
 
 def run(*words):
@@ -32,43 +29,6 @@ def run(*words):
 def strict(path):
     """A JSON file, as a reader sees it that knows no NaN."""
     return json.loads(path.read_text(), parse_constant=pytest.fail)
-
-
-@pytest.fixture(scope="module")
-def finished_texts(tmp_path_factory):
-    """The same with texts, and an adapter."""
-    folder = tmp_path_factory.mktemp("texts")
-    texts, unseen = read_text("miniature").records, read_text("miniature", "test").records[:8]
-    for name, rows in (("records", texts[:40]), ("holdout", unseen)):
-        lines = "\n".join(json.dumps(dict(row.fields)) for row in rows)
-        (folder / f"{name}.jsonl").write_text(lines)
-    torch.manual_seed(0)
-    tokenizer = new_tokenizer((row.prompt + row.answer for row in texts), 400)
-    for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
-        part.save_pretrained(folder / "original")
-    author = texts[0].fields["author"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        words = ("--test_data", "holdout.jsonl", "--model", "original", "--forget_filter")
-        words += (f"author={author}", "--lora", "--lora_rank", "2", "--merge", *FAST)
-        words += ("--learning_rate", "0.5", "--output_dir", "run")
-        assert run("unlearn", "--data", "records.jsonl", *words) == 0
-    return folder
-
-
-def copied(name):
-    """A fixture: a copy of a folder to tamper with, which is the current one."""
-
-    @pytest.fixture
-    def folder(request, tmp_path, monkeypatch):
-        finished = request.getfixturevalue(f"finished_{name}")
-        monkeypatch.chdir(shutil.copytree(finished, tmp_path / "copy"))
-        return Path()
-
-    return folder
-
-
-images, texts = copied("images"), copied("texts")
 
 
 @pytest.fixture

@@ -6,14 +6,10 @@ import shutil
 import stat
 
 import pytest
-from report_examples import NASTY, write_run
+from report_examples import write_run
 from run_files import contents
 
 from hamu.cli import main
-from hamu.data import read_text
-from hamu.models.language import new_language_model, new_tokenizer
-
-FAST = "--max_steps 3 --constraint_mode relative --stopping off --learning_rate 0.1"
 
 
 def run(*words):
@@ -25,41 +21,6 @@ def page_of(*words):
     assert run("report", "run", *words) == 0
     with open("run/report.html", encoding="utf-8") as file:
         return file.read()
-
-
-@pytest.fixture(scope="module")
-def finished_texts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    texts = read_text("miniature")
-    rows = [dict(row.fields) for row in texts.records[:24]]
-    rows[0] |= {"question": f"Who? {NASTY}", "answer": NASTY}
-    (folder / "records.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    holdout = [dict(row.fields) for row in read_text("miniature", "test").records[:8]]
-    (folder / "holdout.jsonl").write_text("\n".join(map(json.dumps, holdout)))
-    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts.records), 400)
-    for part in (new_language_model(tokenizer, hidden=32, layers=1, max_length=256), tokenizer):
-        part.save_pretrained(folder / "original")
-    data = "--data records.jsonl --test_data holdout.jsonl --forget_rows 0,1,2"
-    model = "--model original --optim adamw_torch --output_dir run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert run("unlearn", *f"{data} {model} {FAST}".split()) == 0
-    return folder
-
-
-def copied(name):
-    """A fixture: a copy of a finished folder, which is the current one."""
-
-    @pytest.fixture
-    def folder(request, tmp_path, monkeypatch):
-        finished = request.getfixturevalue(f"finished_{name}")
-        monkeypatch.chdir(shutil.copytree(finished, tmp_path / name))
-        return tmp_path / name
-
-    return folder
-
-
-images, texts = copied("images"), copied("texts")
 
 
 def refused(capsys, *words):
@@ -112,14 +73,6 @@ def test_inputs_that_have_changed_since_the_run_are_not_observed(
     assert "Confusion before" not in page
 
 
-@pytest.mark.parametrize("record", ["{}", '{"mod'])
-def test_a_record_that_cannot_be_read_is_noted_and_the_models_are_observed(images, record):
-    (images / "run/record.json").write_text(record)
-    page = page_of()
-    assert "Confusion after" in page
-    assert "record.json" in page[page.index("<h3>Notes") :]
-
-
 def test_several_runs_share_a_page_that_names_those_that_do_not_compare(images, capsys):
     shutil.copytree("run", "other")
 
@@ -141,10 +94,10 @@ def test_several_runs_share_a_page_that_names_those_that_do_not_compare(images, 
 
 def test_a_run_on_texts_shows_answers_on_its_page_alone(texts, capsys):
     capsys.readouterr()
-    page = page_of("--answers", "3", "--contents")
+    page = page_of("--answers", "6", "--contents")
     said = capsys.readouterr()
     assert "Who?" not in said.out + said.err
-    assert page.count('class="prompt"') == 6
+    assert page.count('class="prompt"') == 12
     for shown in ("Who? &lt;/script&gt;&lt;script&gt;", "Probability of each record", "Min-K%"):
         assert shown in page
     assert "prompts and answers: --contents shows them" in page_of()
