@@ -10,22 +10,11 @@ _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod")
 _NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # byte code that Python keeps, semaphores, fonts that matplotlib has found: nothing of a command's own
-_BESIDES = (
-    Path(sysconfig.get_path("stdlib")),
-    Path(sysconfig.get_path("purelib")),
-    Path("/dev"),
-    Path("/proc"),
-)
+_BESIDES = (*(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")), Path("/dev"), Path("/proc"))  # fmt: skip
 
 
 class Watched:
-    """Events that were seen.
-
-    Attributes:
-        changed: the files and folders that were made, written, renamed or removed.
-        reached: where it wanted to connect to.
-        unpickled: the names that pickles asked for, "module.name".
-    """
+    """Files changed, places connected to, and names that pickles asked for ("module.name")."""
 
     def __init__(self):
         self.changed, self.reached, self.unpickled = set(), [], []
@@ -69,17 +58,14 @@ def _hook(event, args):
         _changed(args[1], args[2])
     elif event in _CHANGES:
         _changed(args[0], args[-1] if event != "os.truncate" else -1)
-    elif event in _NETWORK and not _is_local(event, args):
-        for seen in _watching:
-            seen.reached.append(f"{event} {args[1:]}")
+    elif event in _NETWORK:
+        # between the processes of a data loader a socket is a file of this machine
+        if event != "socket.connect" or not isinstance(args[1], str | bytes):
+            for seen in _watching:
+                seen.reached.append(f"{event} {args[1:]}")
     elif event == "pickle.find_class":
         for seen in _watching:
             seen.unpickled.append(f"{args[0]}.{args[1]}")
-
-
-def _is_local(event, args):
-    """True if a socket is a file of this machine, as between the processes of a data loader."""
-    return event == "socket.connect" and isinstance(args[1], str | bytes)
 
 
 def _changed(path, folder=-1):

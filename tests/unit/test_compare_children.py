@@ -116,6 +116,12 @@ def test_asked_to_end_calls_save_and_asked_again_are_killed(forked, tmp_path, wo
     assert pool.asked_by == signal.SIGINT
 
 
+def process_in(folder):
+    """The process and its group, once it runs."""
+    wait_until(lambda: (folder / "pid").exists() and (folder / "pid").read_text())
+    return map(int, (folder / "pid").read_text().split())
+
+
 def test_nothing_is_left_running_when_the_caller_fails_and_no_terminal_reaches_a_run(
     forked, tmp_path
 ):
@@ -123,33 +129,27 @@ def test_nothing_is_left_running_when_the_caller_fails_and_no_terminal_reaches_a
         [Call("quick", "end", ("0",)), Call("slow", "sleep", (str(tmp_path),))]
     )
     next(made)
-    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    process, group = process_in(tmp_path)
     made.close()
-    process, group = map(int, (tmp_path / "pid").read_text().split())
     assert group == process != os.getpgid(0)
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 
 
-def _parent(folder):
-    list(Children(1, os.environ, act).make([Call("run", "sleep", (str(folder),))]))
-
-
 def test_a_run_ends_with_a_comparison_that_is_killed(forked, tmp_path):
-    parent = multiprocessing.get_context("fork").Process(target=_parent, args=(tmp_path,))
+    parent = multiprocessing.get_context("fork").Process(
+        target=reasons, args=([("sleep", tmp_path)],)
+    )
     parent.start()
-    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    process, _ = process_in(tmp_path)
     parent.kill()
     parent.join()
-    process = (tmp_path / "pid").read_text().split()[0]
-    wait_until(lambda: not _runs(process))
 
+    def is_over():
+        state = Path(f"/proc/{process}/stat")
+        return not state.exists() or state.read_text().split()[2] == "Z"
 
-def _runs(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(is_over)
 
 
 def test_a_file_of_the_current_folder_is_not_taken_for_a_library(tmp_path, monkeypatch):
