@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import zipfile
+from functools import partial
 
 import numpy as np
 import pyarrow
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
 
-from fuzzing.inputs import CONTENT, POISON, TEXT, Input, Link, maybe_damaged, words
+from fuzzing.inputs import CONTENT, POISON, TEXT, Input, link, maybe_damaged, words
 from fuzzing.settings import COMMANDS, command
 
 _ODD = [10**400, "\ud800", "\0", " ", "\ufeff", "x " * 400, [], {}, ["a"], {"role": "user"}]
@@ -140,9 +141,9 @@ def _image_folder(draw):
         found |= {f"x/{label}/{name}": draw(_picture()) for name in names}
         if not draw(st.integers(0, 3)):
             to = draw(words("nowhere link.png ../../a.npz .. /dev/null"))
-            found[f"x/{label}/link.png"] = Link(to)
+            found[f"x/{label}/link.png"] = partial(link, to=to)
     if not draw(st.integers(0, 3)):
-        found["x/round"] = Link(".")
+        found["x/round"] = partial(link, to=".")
     return tuple(found.items())
 
 

@@ -1,7 +1,7 @@
 """Strategies for models, checkpoints and records: files missing, broken, exchanged or changed."""
 
 import json
-from pathlib import Path
+from functools import partial
 
 from hypothesis import strategies as st
 
@@ -10,11 +10,12 @@ from fuzzing.inputs import (
     DAMAGE,
     POISON,
     VALUES,
-    Changed,
-    Gone,
     Input,
-    Link,
-    Sealed,
+    change_keys,
+    damage,
+    link,
+    remove,
+    seal_again,
     words,
 )
 from fuzzing.settings import COMMANDS, command
@@ -47,22 +48,6 @@ _JSON = st.one_of(
     ),
     st.dictionaries(words("AutoModelForCausalLM quant_method 0"), words("x--y.Z bitsandbytes [/]")),
 )
-_TENSOR = st.fixed_dictionaries(
-    {
-        "dtype": words("F32 F16 I64 BOOL X"),
-        "shape": st.lists(st.sampled_from([0, 1, 2, 3, 9, 2**40, -1]), max_size=4),
-        "data_offsets": st.sampled_from([[0, 4], [0, 0], [4, 0], [0, 72], [0, 2**40]]),
-    }
-)
-_TENSORS = words("conv.weight classifier.weight lm_head.weight model.embed_tokens.weight [/]")
-
-
-@st.composite
-def _weights(draw):
-    """Safetensors of any head."""
-    head = json.dumps(draw(st.dictionaries(_TENSORS, _TENSOR, max_size=3))).encode()
-    size = draw(st.sampled_from([len(head), len(head), 2**40, 0]))
-    return size.to_bytes(8, "little") + head + bytes(draw(st.sampled_from([0, 4, 72])))
 
 
 @st.composite
@@ -70,20 +55,18 @@ def _spoiled(draw, folder, name, keys):
     """Changes of one file."""
     place = f"{folder}/{name}"
     ways = ["gone", "damage", "other", "folder", "link", "poison"]
-    ways += {".json": ["keys"] * 4, ".safetensors": ["weights"] * 2}.get(Path(name).suffix, [])
-    how = draw(st.sampled_from(ways))
+    how = draw(st.sampled_from(ways + ["keys"] * 4 * name.endswith(".json")))
     if how == "folder":
-        return [(place, Gone), (f"{place}/x", b"")]
+        return [(place, remove), (f"{place}/x", b"")]
     if how == "poison":
-        return [(place, Gone), (f"{folder}/{_PICKLES.get(name, name)}", POISON)]
+        return [(place, remove), (f"{folder}/{_PICKLES.get(name, name)}", POISON)]
     changed = st.dictionaries(keys, _JSON, min_size=1, max_size=3)
     contents = {
-        "gone": st.just(Gone),
-        "damage": DAMAGE,
+        "gone": st.just(remove),
+        "damage": DAMAGE.map(lambda how: partial(damage, **how)),
         "other": CONTENT,
-        "link": st.sampled_from(["nowhere", name, "../a.npz"]).map(Link),
-        "keys": changed.map(lambda found: Changed(tuple(found.items()))),
-        "weights": _weights(),
+        "link": words(f"nowhere {name} ../a.npz").map(lambda to: partial(link, to=to)),
+        "keys": changed.map(lambda values: partial(change_keys, values=values)),
     }
     return [(place, draw(contents[how]))]
 
@@ -122,10 +105,11 @@ def with_checkpoint(draw):
         name = draw(_CHECKPOINT)
         changes = draw(_spoiled(folder, name, _STATE))
         if name not in ("manifest.json", "trainer_state.json") and draw(st.integers(0, 2)):
-            changes.append((folder, Sealed))
+            changes.append((folder, seal_again))
     else:
         name = draw(words("config.yaml inputs.json steps.jsonl"))
-        changes = [(f"{run}/{name}", draw(st.one_of(CONTENT, DAMAGE, st.just(Gone), _LINES)))]
+        lines = _LINES.map(lambda line: [(f"{run}/{name}", line)])
+        changes = draw(st.one_of(_spoiled(run, name, _STATE), lines))
     argv = ("unlearn", "--resume", *draw(_MORE), "--output_dir", run)
     return Input("checkpoint", argv, tuple(changes), run)
 

@@ -36,10 +36,7 @@ _CHOICES = {
     "model_dtype": "float32 bfloat16 float16 auto",
     "metric_for_best_model": "joint_gain loss forget_loss",
     "lora_targets": "q_proj q_proj,v_proj q_proj,embed_tokens lm_head all-linear",
-    "prompt_column": "question",
     "answer_column": "answer question",
-    "optim_args": "betas=(0.9,0.9) eps=1",
-    "gradient_checkpointing_kwargs": '{"use_reentrant":false}',
     "lr_scheduler_kwargs": '{"num_cycles":2}',
 }
 _CHOICES |= dict.fromkeys(["eval_strategy", "save_strategy", "logging_strategy"], _WHEN)

@@ -1,23 +1,21 @@
-"""The command line: whole jobs on images, and wrong inputs with one clear line and nothing written."""
+"""The command line: whole jobs on images (what it refuses: test_refusals)."""
 
 import itertools
 import json
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from PIL import Image
-from run_files import contents
-from safetensors.torch import load_file
+from run_files import contents, read_rows
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hamu.cli import main
 from hamu.data import pixel_statistics, read_images
+from hamu.files import file_digest
 from hamu.models import load_classifier
 from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import settings_of
@@ -63,30 +61,17 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path):
     )
     assert "forget 131 images (class 3), retain 1307, by hamu-q" in out
     assert "steps: 22 taken, 0 not taken; the run ended at step 22 because all" in out
-    run = tmp_path / "unlearned"
-    files = ".hamu config.yaml evaluation.json inputs.json layers.jsonl model record.json record.md"
-    assert sorted(p.name for p in run.iterdir()) == [*files.split(), "steps.jsonl"]
-    report = report_in(run)
+    report = report_in(tmp_path / "unlearned")
     before, after = report["before"], report["after"]
     assert after["forget"]["loss"] > before["forget"]["loss"]
-    sets = {"retain", "forget", "test", "test_without_class"}
-    assert set(after["against_retain_model"]) == sets <= set(after)
-    assert set(after["against_retain_model_per_class"]) == sets
     theirs = after["retain_model"]["membership_inference"]
     assert before["retain_model"]["membership_inference"] == theirs
     less = after["retain_model"]["membership_inference_difference"]
     assert less["auc"] == after["membership_inference"]["auc"] - theirs["auc"]
     assert re.search(rf"membership AUC +[\d.]+ +[\d.]+ +{theirs['auc']:.4g}", out)
     assert [e["step"] for e in report["trajectory"]] == [0, 11, 22]
-    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
-    assert [s["step"] for s in steps] == list(range(1, 23))
+    assert [step["step"] for step in read_rows("unlearned/steps.jsonl")] == list(range(1, 23))
     assert contents(tmp_path / "original") == source, "the source is never written to"
-    weights = {
-        name: load_file(tmp_path / name / "model/model.safetensors")
-        for name in ("original", "unlearned")
-    }
-    assert not torch.equal(*(one["conv.weight"] for one in weights.values()))
-
     out = done("evaluate --recipe digits --model unlearned/model --output_dir check")
     assert "membership accuracy" in out
     again = report_in(tmp_path / "check")["forget"]
@@ -95,32 +80,24 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path):
 
     # the resolved config repeats the run
     done("unlearn --config unlearned/config.yaml --output_dir repeated")
-    repeated = load_file(tmp_path / "repeated/model/model.safetensors")
-    assert all(torch.equal(weights["unlearned"][n], repeated[n]) for n in repeated)
+    digests = {file_digest(path) for path in tmp_path.glob("*/model/model.safetensors")}
+    assert len(digests) == 3, "the original, the retrained and the unlearned one"
 
 
-def test_evaluate_counts_the_forgotten_records(sh, done, tmp_path, saved_model):
+def test_evaluate_counts_the_forgotten_records(done, tmp_path, saved_model):
     job = f"evaluate --data digits --forget_rows 1,2,3,4,5,6,7,8 --model {saved_model}"
     out = done(f"{job} --original_model {saved_model} --output_dir unseen")
     goal = report_in(tmp_path / "unseen")["goal"]
-    forgotten = goal["after"]["forgotten"]
-    assert (goal["kind"], goal["reference"]) == ("unseen", "original model")
-    assert goal["after"]["records"] == 8
-    assert f"{forgotten} of 8 records are forgotten" in out
-    assert "by the goal unseen, compared with" in out
-    assert "the original model's losses on the test data; 95% wanted" in out
-    assert "losses of the forget records: lowest" in out
-    assert "compared with its own losses" in sh(f"{job} --output_dir own")[1]
-
+    assert [goal["kind"], goal["reference"]] == ["unseen", "original model"]
+    assert f"{goal['after']['forgotten']} of 8 records are forgotten by the goal unseen" in out
+    assert "compared with its own losses" in done(f"{job} --output_dir own")
     out = done(f"{job} --retain_model {saved_model} --goal retrained --output_dir same")
     report = report_in(tmp_path / "same")
     goal, auc = report["goal"], report["membership_inference"]["auc"]
-    assert (goal["reference"], goal["after"]["forgotten"]) == ("retain model", 8)
-    assert goal["reached"]
+    assert [goal["reference"], goal["after"]["forgotten"]] == ["retain model", 8]
     assert re.search(rf"membership AUC +{auc:.4g} +{auc:.4g}", out)
-
     by_loss = "--target_forget_loss 1e-9 --target_share 1 --output_dir loss"
-    assert "8 of 8 records are forgotten" in sh(f"{job} {by_loss}")[1]
+    assert "8 of 8 records are forgotten" in done(f"{job} {by_loss}")
 
 
 def test_evaluate_without_data_or_model_to_compare_with_states_no_goal(done, tmp_path, saved_model):
@@ -225,10 +202,7 @@ def test_classes_of_a_folder_are_those_of_the_model_by_name(
     done(f"unlearn --data images {flags} --max_steps 1 {EASY} --output_dir run")
     done("verify run")
     code, _, err = sh(f"evaluate --data images --model {saved_model} --forget_class 5")
-    assert (code, err) == (
-        2,
-        "hamu evaluate: class '5' does not exist in images; choose of 3, 7\n",
-    )
+    assert (code, "class '5' does not exist in images; choose of 3, 7" in err) == (2, True)
     (tmp_path / "images" / "3").rename(tmp_path / "images" / "10")
     code, _, err = sh(f"evaluate --data images {flags}")
     assert code == 2
@@ -329,80 +303,6 @@ def test_help_has_one_layout(capsys, command):
         assert "--adam_beta1" in help_of("--help-all")
 
 
-def copied_model(model):
-    shutil.copytree(model, "model")
-
-
-def nan_weights(saved_model):
-    model = load_classifier(str(saved_model))
-    with torch.no_grad():
-        model.conv.weight[0, 0, 0, 0] = torch.nan
-    model.save_pretrained("model")
-
-
-def colour_arrays(_):
-    np.savez("a.npz", images=np.zeros((20, 8, 8, 3), np.uint8), labels=np.arange(20) % 10)
-
-
-def other_retain_model(_):
-    ViTForImageClassification(ViTConfig(**TINY_VIT, num_channels=1, num_labels=12)).save_pretrained(
-        "retain"
-    )
-
-
-def occupied(_):
-    Path("out").mkdir()
-    Path("out/thesis.txt").write_text("mine")
-
-
-@pytest.mark.parametrize(("prepare", "flags", "message"), [
-    (None, "--data nowhere --forget_class 3", "nowhere is neither a file nor a folder"),
-    (None, f"{CLASS} --model nowhere", "nowhere is not a saved model"),
-    (None, "--forget_class 3", "name the training data with --data"),
-    (None, "--data digits", "say what to forget of images with one of --forget_class"),
-    (None, f"{CLASS} --forget_rows 1", "got --forget_class and --forget_rows"),
-    (None, f"{CLASS} --constraint 50", "no step can be taken: the constraint 50 cannot be met"),
-    (None, f"{CLASS} --config magic.yaml", "the config file magic.yaml does not exist"),
-    (nan_weights, f"{CLASS} --model model", "weights that are not finite, first in conv.weight"),
-    (occupied, CLASS, "the output folder out is in use"),
-    (occupied, f"{CLASS} --overwrite", "holds thesis.txt, which is not of a run"),
-    (colour_arrays, "--data a.npz --forget_class 3", "1 channels, those of a.npz have 3"),
-    (other_retain_model, f"{CLASS} --retain_model retain", "10 classes, the retain model retain 12"),
-    (copied_model, f"{CLASS} --model model --output_dir model/inside", "the source model overlap"),
-])  # fmt: skip
-def test_a_wrong_input_ends_in_one_clear_line_and_writes_nothing(
-    sh, tmp_path, saved_model, prepare, flags, message
-):
-    if prepare is not None:
-        prepare(saved_model)
-    before = sorted(tmp_path.rglob("*"))
-    code, _, err = sh(f"unlearn --model {saved_model} --output_dir out {FAST} {flags}")
-    assert code == 2
-    assert message in err
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-NOWHERE = "--data nowhere.npz --forget_class 1 --model nowhere"
-
-
-@pytest.mark.parametrize("line", [
-    *(f"{command} {NOWHERE}" for command in ("assess", "unlearn", "compare", "evaluate")),
-    "train --data nowhere.npz --model resnet8", "demo",
-])  # fmt: skip
-def test_an_output_folder_that_cannot_be_made_is_refused_before_data_are_read(sh, tmp_path, line):
-    (tmp_path / "file").write_text("mine")
-    for place, why in (
-        ("file/out", "cannot be made: Not a directory"),
-        ("''", "output_dir is empty"),
-    ):
-        code, _, err = sh(f"{line} --output_dir {place}")
-        assert (code, err.count("\n")) == (2, 1)
-        assert why in err
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_an_earlier_run_is_replaced_on_request_and_by_a_run_that_takes_steps(
     sh, done, tmp_path, saved_model
 ):
@@ -423,33 +323,18 @@ def test_an_earlier_run_is_replaced_on_request_and_by_a_run_that_takes_steps(
     assert len((tmp_path / "runs/out/steps.jsonl").read_text().splitlines()) == 1
 
 
-def test_an_earlier_training_outlives_one_that_diverges(sh, done, tmp_path):
-    job = "train --data digits --model resnet8 --output_dir out --max_steps 2"
-    done(job)
+@pytest.mark.parametrize("diverging", [
+    "--learning_rate 1e30 --weight_decay 1e30",  # of weights that are not finite,
+    "--learning_rate 1e12 --max_steps 1 --max_grad_norm 0",  # and of losses alone
+])  # fmt: skip
+def test_a_model_that_has_overflowed_is_not_saved(sh, done, tmp_path, saved_model, diverging):
+    train = "train --data digits --model resnet8 --max_steps 2 --output_dir out"
+    unlearn = f"unlearn {CLASS} --model {saved_model} --method ga {FAST} --output_dir run"
+    done(train)
     before = contents(tmp_path)
-    # of weights that are not finite, and of finite weights whose losses are not
-    for more in ("--learning_rate 1e30", "--learning_rate 1e12 --max_steps 1 --max_grad_norm 0"):
-        code, _, err = sh(f"{job} --optim sgd {more} --overwrite")
+    for line in (f"{train} --optim sgd {diverging} --overwrite", f"{unlearn} {diverging}"):
+        assert before == contents(tmp_path), "the earlier training stays"
+        code, _, err = sh(line)
         assert code == 2
-        assert "training diverged: " in err
-        assert " is not finite; lower --learning_rate 1" in err
-        assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        (f"--learning_rate 1e30 --weight_decay 1e30 {FAST}", "lower --learning_rate 1e+30"),
-        ("--learning_rate 1e12 --max_steps 1", "retain_loss is not finite; lower --learning_rate"),
-    ],
-)
-def test_a_model_whose_weights_or_losses_have_overflowed_is_not_saved(
-    sh, tmp_path, saved_model, settings, line
-):
-    job = f"unlearn {CLASS} --model {saved_model} --method ga --output_dir out {settings}"
-    code, _, err = sh(job)
-    assert code == 2
-    assert "unlearning diverged: " in err
-    assert line in err
-    left = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert left == [".hamu", "config.yaml", "inputs.json", "layers.jsonl", "steps.jsonl"]
+        assert re.search(r"diverged: .* is not finite; lower --learning_rate 1", err)
+    assert not (tmp_path / "run/model").exists()

@@ -62,10 +62,3 @@ def test_figures_that_are_not_finite_are_null(saved_model, report, tmp_path, cap
     assert found["against_retain_model"]["forget"]["loss_difference"] is None
     assert found["membership_inference"] is None
     assert "all figures are in" in capsys.readouterr().out
-
-
-def test_all_models_are_there_before_any_is_asked(saved_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hamu.unlearning.jobs.tasks.Task.predict", None)
-    words = ["--model", str(tmp_path / "typo"), "--retain_model", str(saved_model)]
-    assert main(["evaluate", *IMAGES, *words, "--output_dir", str(tmp_path / "out")]) == 2
-    assert "typo is not a saved model: it has no config.json" in capsys.readouterr().err

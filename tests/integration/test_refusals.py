@@ -1,22 +1,78 @@
-"""Command lines and settings that are refused: one line, exit code 2, nothing written."""
+"""Command lines, data and settings that are refused: one line, exit code 2, nothing written."""
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
-from small_models import save_small_classifier
+from run_files import write_rows
+from small_models import save_small_world
+from transformers import ViTConfig, ViTForImageClassification
 
 import hamu.cli
 from hamu.cli import main
+from hamu.models import load_classifier
 from hamu.unlearning.jobs.tasks import Task
 
-IMAGES = ["--data", "a.npz", "--forget_rows", "0,4"]
-FULL = [*IMAGES, "--model", "model", "--output_dir", "out"]
-TEXTS = ["--data", "miniature", "--output_dir", "out"]
+IMAGES = "--data a.npz --forget_rows 0,4"
+TEXTS = "--data t.jsonl --forget_rows 0,3 --max_length 48"
+KINDS = {"IMAGE": f"{IMAGES} --model image", "TEXT": f"{TEXTS} --model text"}
+RESUMABLE = {"train": "training set", "unlearn": "forget set"}
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    """Small data and models, and some that cannot be used."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("origin"))
+        rows = [{"question": f"What is {i}?", "answer": f"just {i}"} for i in range(8)]
+        save_small_world(rows)
+        for name in ("elsewhere/model", "nan", "run/model"):
+            shutil.copytree("image", name)
+        broken = load_classifier("nan")
+        with torch.no_grad():
+            broken.conv.weight[0, 0, 0, 0] = torch.nan
+        broken.save_pretrained("nan")
+        tiny = dict.fromkeys(["hidden_size", "intermediate_size", "image_size"], 8)
+        tiny |= dict.fromkeys(["num_hidden_layers", "num_attention_heads"], 1)
+        config = ViTConfig(**tiny, patch_size=4, num_channels=1, num_labels=12)
+        ViTForImageClassification(config).save_pretrained("twelve")
+        colours = np.zeros((20, 8, 8, 3), np.uint8)
+        np.savez("colours.npz", images=colours, labels=np.arange(20) % 3)
+        Path("broken.jsonl").write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "a')
+        Path("cats/cat").mkdir(parents=True)
+        Image.new("L", (8, 8)).save("cats/cat/0.png")
+        write_rows("gone.jsonl", [rows[0], {"question": "number  1?", "answer": "secret"}])
+        Path("mine").mkdir()
+        Path("mine/thesis.txt").write_text("mine")
+        for command, began in RESUMABLE.items():
+            Path(f"of-{command}").mkdir()
+            Path(f"of-{command}/config.yaml").write_text("seed: 1")
+            Path(f"of-{command}/inputs.json").write_text(json.dumps({began: None}))
+        yield Path.cwd()
+
+
+@pytest.fixture
+def refused(origin, monkeypatch, capfd):
+    """Runs a command line that must end in one line and change nothing; returns the line."""
+    monkeypatch.chdir(origin)
+
+    def call(line, code=2):
+        words = [word for part in line.split(" ") for word in KINDS.get(part, part).split(" ")]
+        before = sorted(Path().rglob("*"))
+        assert main(words) == code
+        assert sorted(Path().rglob("*")) == before
+        err = capfd.readouterr().err
+        assert err.startswith(f"hamu {words[0]}: ")
+        assert err.count("\n") == 1
+        return err
+
+    return call
 
 
 def table(text):
@@ -24,107 +80,85 @@ def table(text):
     return [line.split(" => ") for line in text.strip().splitlines()]
 
 
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capfd):
-    """Runs a command in a folder with a little data; returns its message."""
-    monkeypatch.chdir(tmp_path)
-    images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
-    Path("README.md").write_text("# Mine")
-    np.savez("a.npz", images=images, labels=np.arange(12) % 3)
-
-    def call(*argv, code=2):
-        before = sorted(Path().rglob("*"))
-        assert main(list(argv)) == code
-        assert sorted(Path().rglob("*")) == before
-        err = capfd.readouterr().err
-        assert err.startswith(f"hamu {argv[0]}: ")
-        assert err.count("\n") == 1
-        return err
-
-    return call
-
-
-@pytest.fixture
-def image_model(tmp_path):
-    """The folder of a very small classifier of these images."""
-    save_small_classifier(tmp_path / "model")
-
-
 @pytest.mark.parametrize(("line", "message"), table("""
 demo --task sound => task 'sound' is unknown; choose image or text
 demo --seed -1 => seed -1 must be 0 to 4294967295
-unlearn --output_dir= => output_dir is empty; is a shell variable unset?
-evaluate --generate -1 => generate -1 must be at least 0
-evaluate --goal mean => goal 'mean' is unknown; choose one of unseen, retrained, erased, loss
-unlearn --lora_dropout 1.5 => lora_dropout 1.5 must be at least 0 and below 1
-unlearn --expected_forget 0 => expected_forget 0 must be at least 1
 methods --all => methods takes no options; got --all
-train --data a.npz => name the model with --model: resnet20, tiny-llama, or a saved one
-train --data miniature --model tiny-llama --lora => is new and trained whole; leave --lora and
-unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME
-evaluate --data a.npz => name the model with --model: one of hamu train, or hub:OWNER
-evaluate --model a\0b => model 'a\\x00b' has a character that no text may have
-assess --dry_run => assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out
-assess --auto --target_forget_loss 2 => assess has no --auto, which is for hamu unlearn; leave it
-compare --resume => compare has no --resume, as the same command again goes on where it was; leave
-unlearn --without_forget => has no --without_forget, which is for hamu train; leave it out
-unlearn --eval_on_start False => eval_on_start measures the baseline of every figure; leave it on
-unlearn --save_only_model => has save_only_model, which has no place here: give --resume and the --output_dir of a run
-unlearn --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
-unlearn --forget_filter name=Ada => say what to forget of images with one of --forget_class, --forget_rows, --forget_data; got --forget_rows
-unlearn --rho 0.5 => rho is for --forget_class; leave it out with --forget_rows
-unlearn --magic => unrecognized arguments: --magic; hamu unlearn --help lists the options
-unlearn --methd hamu-q => --methd hamu-q; did you mean --method? hamu unlearn --help lists the
-verify run --no_model => unrecognized arguments: --no_model; did you mean --no_models?
 unlern => command 'unlern' is unknown; did you mean unlearn?
-unlearn --method hamuq => method 'hamuq' is unknown; did you mean hamu-q?
-unlearn --recipe digit => recipe 'digit' is unknown; did you mean digits?
-unlearn --seed x => argument --seed: invalid int value: 'x'; hamu unlearn --help lists the options
-unlearn --resume --output_dir => argument --output_dir/--output-dir: expected one argument;
+verify run --no_model => unrecognized arguments: --no_model; did you mean --no_models?
+unlearn IMAGE --magic => unrecognized arguments: --magic; hamu unlearn --help lists the options
+unlearn IMAGE --methd hamu-q => --methd hamu-q; did you mean --method? hamu unlearn --help lists the
+unlearn IMAGE --method hamuq => method 'hamuq' is unknown; did you mean hamu-q?
+unlearn IMAGE --recipe digit => recipe 'digit' is unknown; did you mean digits?
+unlearn IMAGE --config magic.yaml => the config file magic.yaml does not exist
+unlearn IMAGE --seed x => argument --seed: invalid int value: 'x'; hamu unlearn --help lists the options
+unlearn IMAGE --output_dir= => output_dir is empty; is a shell variable unset?
+unlearn IMAGE --resume --output_dir => argument --output_dir/--output-dir: expected one argument;
+unlearn IMAGE --optim sdg => the settings do not fit together: sdg is not a valid OptimizerNames, please
+unlearn IMAGE --lora_dropout 1.5 => lora_dropout 1.5 must be at least 0 and below 1
+evaluate IMAGE --generate -1 => generate -1 must be at least 0
+evaluate IMAGE --model a\0b => model 'a\\x00b' has a character that no text may have
+assess IMAGE --dry_run => assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out
+compare IMAGE --resume => compare has no --resume, as the same command again goes on where it was; leave
+unlearn IMAGE --without_forget => has no --without_forget, which is for hamu train; leave it out
+unlearn IMAGE --eval_on_start False => eval_on_start measures the baseline of every figure; leave it on
+unlearn IMAGE --save_only_model => has save_only_model, which has no place here: give --resume and the --output_dir of a run
+train --data a.npz => name the model with --model: resnet20, tiny-llama, or a saved one
+evaluate --data a.npz => name the model with --model: one of hamu train, or hub:OWNER
+unlearn --forget_class 3 --model image => name the training data with --data
+unlearn --data nowhere --model image --forget_class 3 => nowhere is neither a file nor a folder
+unlearn IMAGE --model nowhere => nowhere is not a saved model: it has no config.json
+unlearn IMAGE --model run => run is not a saved model: it has no config.json
+unlearn IMAGE --model nan => weights that are not finite, first in conv.weight
+unlearn IMAGE --retain_model twelve => 3 classes, the retain model twelve 12
+unlearn --data colours.npz --forget_class 1 --model image => 1 channels, those of colours.npz have 3
+train --data cats --model resnet8 => cats has one class alone, cat; a classifier needs at least two
+unlearn --data a.npz --model image => say what to forget of images with one of --forget_class
+unlearn IMAGE --forget_class 1 => got --forget_class and --forget_rows
+unlearn IMAGE --forget_filter name=Ada => one of --forget_class, --forget_rows, --forget_data; got --forget_rows
+unlearn IMAGE --rho 0.5 => rho is for --forget_class; leave it out with --forget_rows
+unlearn --recipe tofu-llama2-lora --model x --data_dir d => --data_dir d has no effect on hub:locuslab/TOFU:full@train and
+unlearn IMAGE --output_dir mine --overwrite => holds thesis.txt, which is not of a run
+unlearn IMAGE --output_dir mine => the output folder mine is in use
+unlearn IMAGE --output_dir image/inside => the source image overlap
+unlearn IMAGE --constraint 50 => no step can be taken: the constraint 50 cannot be met
+unlearn IMAGE --forget_objective idk --max_steps 1 => idk needs another answer to each forget record, which images have
+evaluate IMAGE --goal mean => goal 'mean' is unknown; choose one of unseen, retrained, erased, loss
+evaluate IMAGE --goal retrained => give --retain_model, or another --goal
+train IMAGE --eval_strategy epoch => an evaluation needs test data; give --test_data, or leave out --eval_
+train IMAGE --gradient_checkpointing => SmallResNet cannot recompute activations; leave out --gradient_c
+train IMAGE --test_data a.npz --eval_strategy epoch --metric_for_best_model taste => 'taste' is not measur
+unlearn IMAGE --method ga --lr_scheduler_type cosine_with_min_lr => the schedule cosine_with_min_lr cannot
+unlearn IMAGE --method ga --optim adamw_torch_npu_fused => the optimizer adamw_torch_npu_fused cannot be
+train --resume --output_dir of-unlearn => of-unlearn holds a run of hamu unlearn; resume it by that
+unlearn --resume --output_dir of-train => of-train holds a run of hamu train; resume it by that
+unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME
+train --data t.jsonl --model tiny-llama --lora => is new and trained whole; leave --lora and
+unlearn --data broken.jsonl --forget_rows 0 --model text => broken.jsonl cannot be read
+unlearn --data t.jsonl --model text --forget_filter answer=Nobody => the forget set is empty
+unlearn --data t.jsonl --model text --forget_data gone.jsonl => 1 of 2 records of gone.jsonl are not in
+unlearn TEXT --model_dtype bfloat16 => would be trained in half precision
+unlearn TEXT --load_in_4bit => weights in 4 bits cannot be trained
+unlearn TEXT --lora --load_in_4bit --model_dtype float32 => exclude each other
+unlearn TEXT --lora --lora_rank 0 => lora_rank 0 must be at least 1
+unlearn TEXT --lora --lora_targets nothing => the adapter does not fit the model
+unlearn TEXT --merge => there is no adapter to merge
+evaluate IMAGE --metrics verbmem => of images it may be rmia, ulira
+evaluate IMAGE --lm_eval arc_easy => lm_eval arc_easy is for texts
+evaluate IMAGE --format open-unlearning => open-unlearning is for texts
+evaluate IMAGE --metrics rmia --shadow_models 5 => must be an even number of at least 4
+evaluate IMAGE --metrics rmia => rmia and ulira need data never trained on; give --test_data
+evaluate IMAGE --metrics rmia --test_data a.npz --model elsewhere/model => elsewhere/config.yaml is not there
+evaluate IMAGE --metrics rmia --test_data a.npz --model of-unlearn/model => of-unlearn/model is not a saved
+evaluate TEXT --metrics rmia => of records it may be mia_gradnorm, verbmem; all others need no name
+evaluate TEXT --metrics verbmem --generate 0 => give a --generate above 0
+evaluate TEXT --metrics mia_gradnorm => give --test_data
+evaluate TEXT --format csv => format 'csv' is unknown; it may be open-unlearning
 """))  # fmt: skip
-def test_a_command_line(cli, line, message):
-    command, *words = line.split(" ")
-    if command in ("unlearn", "assess", "evaluate", "compare") and "--data" not in words:
-        words = [*FULL, *words]
-    assert message in cli(command, *words)
-
-
-def test_a_recipe_of_the_hub_takes_no_folder_of_data(cli):
-    line = "unlearn --recipe tofu-llama2-lora --model resnet20 --data_dir tofu"
-    message = "--data_dir tofu has no effect on hub:locuslab/TOFU:full@train and hub:locuslab/"
-    assert message in cli(*line.split())
-
-
-def test_a_class_alone_is_not_to_be_told_from_anything(cli):
-    Path("cats/cat").mkdir(parents=True)
-    Image.new("L", (8, 8)).save("cats/cat/0.png")
-    line = "cats has one class alone, cat; a classifier needs at least two"
-    assert line in cli("train", "--data", "cats", "--model", "resnet8")
-
-
-def test_another_answer_to_an_image(cli, image_model):
-    line = "the forget objective idk needs another answer to each forget record, which images have"
-    by_hand = ["--model", "model", "--forget_objective", "idk", "--max_steps", "1"]
-    assert line in cli("unlearn", *IMAGES, *by_hand, "--output_dir", "run")
-    assert not Path("run").exists()
-
-
-def test_a_run_in_the_place_of_its_model(cli, image_model):
-    Path("run").mkdir()
-    Path("model").rename("run/model")
-    for data in (IMAGES, [*TEXTS, "--forget_rows", "0"]):
-        line = "run is not a saved model: it has no config.json"
-        assert line in cli("evaluate", *data, "--model", "run")
-
-
-@pytest.mark.parametrize(("command", "other"), [("train", "unlearn"), ("unlearn", "train")])
-def test_a_run_is_resumed_by_the_command_that_began_it(cli, command, other):
-    Path("run").mkdir()
-    Path("run/config.yaml").write_text("seed: 1")
-    began = {"train": "training set", "unlearn": "forget set"}[other]
-    Path("run/inputs.json").write_text(json.dumps({began: None}))
-    line = f"run holds a run of hamu {other}; resume it by that"
-    assert line in cli(command, "--resume", "--output_dir", "run")
+def test_a_command_line(refused, line, message):
+    said = refused(line)
+    assert message in said
+    assert "secret" not in said
 
 
 @pytest.mark.parametrize(("content", "message"), table("""
@@ -137,50 +171,36 @@ compare:|  method: ga => run.yaml has the unknown setting 'method' under compare
 unlern:|  seed: 1 => run.yaml has the unknown setting 'unlern'; did you mean unlearn?
 seed: [[1], 2] => run.yaml has nested values under seed; give one value, or a list
 seed: \xff => run.yaml is not valid YAML: unacceptable character #x00ff: invalid start byte
-seed: \x07 => run.yaml is not valid YAML: unacceptable character #x0007: special characters are
 seed: 1|keep: ] => run.yaml is not valid YAML, line 2: expected the node content, but found ']'
 magic: 1 => run.yaml has the unknown setting 'magic'; see hamu unlearn --help-all
+[[[ => run.yaml is not valid YAML: maximum recursion
 """))  # fmt: skip
-def test_a_file_of_settings(cli, content, message):
-    Path("run.yaml").write_bytes(content.replace("|", "\n").encode("latin1"))
-    assert message in cli("unlearn", *FULL, "--config", "run.yaml")
+def test_a_file_of_settings(refused, content, message):
+    content = content.replace("|", "\n").replace("[[[", "[" * 500)
+    Path("run.yaml").write_bytes(content.encode("latin1"))
+    assert message in refused("unlearn IMAGE --config run.yaml")
 
 
-def test_a_file_of_settings_without_an_end(cli):
-    Path("run.yaml").write_text("[" * 500)
-    assert "run.yaml is not valid YAML: maximum recursion" in cli(
-        "unlearn", *FULL, "--config", "run.yaml"
-    )
+@pytest.mark.parametrize("line", [
+    *(f"{command} --data no.npz --forget_class 1 --model no" for command in ("assess", "compare", "evaluate")),
+    "unlearn --data no.npz --forget_class 1 --model no", "train --data no.npz --model resnet8", "demo",
+])  # fmt: skip
+def test_an_output_folder_that_cannot_be_made_is_refused_before_data_are_read(refused, line):
+    assert "cannot be made: Not a directory" in refused(f"{line} --output_dir t.jsonl/out")
 
 
-@pytest.mark.usefixtures("image_model")
-@pytest.mark.parametrize(("line", "message"), table("""
-evaluate --goal retrained => give --retain_model, or another --goal
-train --eval_strategy epoch => an evaluation needs test data; give --test_data, or leave out --eval_
-train --gradient_checkpointing => SmallResNet cannot recompute activations; leave out --gradient_c
-unlearn --method ga --lr_scheduler_type cosine_with_min_lr => the schedule cosine_with_min_lr cannot
-unlearn --method ga --optim adamw_torch_npu_fused => the optimizer adamw_torch_npu_fused cannot be
-train --test_data a.npz --eval_strategy epoch --metric_for_best_model taste => 'taste' is not measur
-"""))  # fmt: skip
-def test_settings_that_do_not_go_with_data_model_or_machine(cli, line, message):
-    command, *words = line.split()
-    assert message in cli(command, *FULL, *words)
-
-
-def test_a_command_for_one_process_that_is_started_in_several(cli, monkeypatch):
+def test_a_command_for_one_process_that_is_started_in_several(refused, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = "assess: assess runs in one process; start it without torchrun"
-    assert line in cli("assess", *FULL)
+    assert line in refused("assess IMAGE")
 
 
-def test_a_signal_outside_of_training_leaves_nothing(cli, monkeypatch):
+def test_a_signal_or_ctrl_c_leaves_nothing(refused, monkeypatch):
     monkeypatch.setattr(Task, "start", lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    assert cli("evaluate", *FULL, code=143) == "hamu evaluate: interrupted\n"
+    assert refused("evaluate IMAGE", code=143) == "hamu evaluate: interrupted\n"
 
-
-def test_ctrl_c_ends_a_command_with_130_and_one_line(cli, monkeypatch):
     def broken_off(argv, screen):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(hamu.cli, "_methods", broken_off)
-    assert cli("methods", code=130) == "hamu methods: interrupted\n"
+    assert refused("methods", code=130) == "hamu methods: interrupted\n"
