@@ -73,7 +73,7 @@ class GramMeter:
             self._packs[exact] = self._packed(exact)
         blocks = torch.zeros(self._num_blocks, 2, 2, dtype=torch.float64, device=self.device)
         for pack in self._packs[exact]:
-            _add_by_block(blocks, pack.blocks, pack.grams(retain, forget))
+            add_by_block(blocks, pack.blocks, pack.grams(retain, forget))
         for device, numbers in self._large.items():
             sides = [(retain[n], forget[n]) for n in numbers]
             buffer = self._scratch[device].view(torch.float64).view(2, -1)
@@ -81,7 +81,7 @@ class GramMeter:
                 grams = torch.stack([_gram_of_large(buffer, r, f, exact) for r, f in sides])
             else:
                 grams = _grams_on_device(buffer, sides, exact)
-            _add_by_block(blocks, self._large_blocks[device], grams)
+            add_by_block(blocks, self._large_blocks[device], grams)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:
@@ -147,7 +147,7 @@ class GramMeter:
         return packs
 
 
-def _add_by_block(sums: Tensor, blocks: Tensor, grams: Tensor) -> None:
+def add_by_block(sums: Tensor, blocks: Tensor, grams: Tensor) -> None:
     """Add each Gram matrix to its block's, in a fixed order: atomic sums round as they come."""
     grams = grams.to(sums.device)
     if sums.device.type == "cpu":

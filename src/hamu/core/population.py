@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from hamu.core.gram import PairGram
+from hamu.core.gram_meter import add_by_block
 from hamu.core.methods.base import Method
 
 GROUPS = 4
@@ -114,17 +115,20 @@ class Population:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
         self._fewest = max(FEWEST, half_life / _PER_HALF_LIFE)
-        counts = torch.tensor([min(p.numel(), SAMPLED) for p in parameters])
         generator = torch.Generator().manual_seed(0)
-        drawn = [_positions(p.numel(), generator) for p in parameters]
-        self._positions = {torch.device("cpu"): drawn}
-        present = torch.arange(SAMPLED) < counts[:, None]
-        scale = torch.tensor([p.numel() for p in parameters]) / counts
-        self._roots = scale.sqrt()[:, None] * present  # [T, SAMPLED]
+        sizes = [p.numel() for p in parameters]
+        self._counts = [min(size, SAMPLED) for size in sizes]
+        self._scales = torch.tensor(sizes).double() / torch.tensor(self._counts).clamp(min=1)
+        self._positions = {  # None for all of a tensor
+            torch.device("cpu"): [
+                torch.randint(size, (SAMPLED,), generator=generator) if size > SAMPLED else None
+                for size in sizes
+            ]
+        }
         self._block_of = torch.tensor(block_of)
         self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double()
         # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²)
-        self._sums = torch.zeros(GROUPS, 2, len(counts), 2, SAMPLED)
+        self._sums = torch.zeros(2, 2, GROUPS, sum(self._counts))
         self._weights = torch.zeros(GROUPS, 3, dtype=torch.float64)
         # of decay^age · (1, time) · squared norm
         self._squares = torch.zeros(2, 2, blocks, dtype=torch.float64)
@@ -137,8 +141,9 @@ class Population:
 
     def to(self, device: torch.device) -> None:
         """Move to the model's device."""
-        for name in ("_roots", "_block_of", "_kept", "_sums", "_weights", "_squares", "_powers"):
-            setattr(self, name, getattr(self, name).to(device))
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
         self._at(device)
 
     def add(
@@ -149,14 +154,14 @@ class Population:
         unscale: Tensor | None,
     ) -> None:
         """Add the gradients of a step, whose Gram is `gram`; those not finite count nothing."""
-        drawn = torch.stack([self._drawn(side) for side in (retain, forget)], 1)
+        drawn = self._drawn(retain, forget)
         squares = torch.stack([gram.retain_sq, gram.forget_sq])
         if unscale is not None:
             drawn, squares = drawn * unscale.float(), squares * unscale * unscale
         is_finite = gram.is_finite()
         time = self._steps % self._every + 1
         weight = self._decay**-time
-        sums = self._sums[self._steps % GROUPS]
+        sums = self._sums[:, :, self._steps % GROUPS]
         drawn = torch.where(is_finite, drawn, 0.0)
         sums[0].add_(drawn, alpha=weight)
         sums[1].add_(drawn, alpha=weight * time)
@@ -172,7 +177,7 @@ class Population:
     def _start_anew(self, time: int) -> None:
         """Count times and ages from the latest step on."""
         faded = self._decay**time
-        for sums in (self._sums.transpose(0, 1), self._squares):
+        for sums in (self._sums, self._squares):
             sums[1].sub_(sums[0], alpha=time)
             sums *= faded
         ones, times, squares = self._weights.unbind(1)
@@ -192,11 +197,10 @@ class Population:
         `agree` makes sums equal on all processes.
         """
         line = self._line()
-        scaled = self._sums * self._roots[:, None]  # to the size of the tensor
-        rows = torch.einsum("m,gmtds->tdgs", line.float(), scaled).flatten(1, 2).double()
-        by_tensor = rows @ rows.transpose(1, 2)
-        products = by_tensor.new_zeros(self._squares.shape[2], *by_tensor.shape[1:])
-        products.index_put_((self._block_of,), by_tensor, accumulate=True)
+        ends = (line[0] * self._sums[0] + line[1] * self._sums[1]).flatten(0, 1).double()
+        by_tensor = torch.stack([one @ one.T for one in torch.split(ends, self._counts, 1)])
+        products = ends.new_zeros(self._squares.shape[2], *by_tensor.shape[1:])
+        add_by_block(products, self._block_of, by_tensor * self._scales[:, None, None])
         products = agree(products)
         r, f = slice(GROUPS), slice(GROUPS, None)
         kept = self._kept
@@ -291,20 +295,23 @@ class Population:
         self.status = _status_of(headroom, error, *found.values())
         return self.status
 
-    def _drawn(self, grads: Sequence[Tensor | None]) -> Tensor:
-        """Sampled entries of a side by tensor, [T, SAMPLED]."""
-        none = self._roots[0]  # of a gradient that is not there
-        rows = [
-            torch.zeros_like(none) if g is None else torch.take(g, self._at(g.device)[number])
-            for number, g in enumerate(grads)
-        ]
-        rows = [row if row.device == none.device else row.to(none.device) for row in rows]
-        return torch.stack(rows).to(none.dtype)
+    def _drawn(self, *sides: Sequence[Tensor | None]) -> Tensor:
+        """Sampled entries of each side, tensor by tensor, [2, entries]."""
+        parts, home = [], self._sums.device
+        for grads in sides:
+            for number, g in enumerate(grads):
+                if g is None:
+                    parts.append(self._sums.new_zeros(self._counts[number]))
+                    continue
+                places = self._at(g.device)[number]
+                part = g.reshape(-1) if places is None else g.take(places)
+                parts.append(part if g.device == home else part.to(home))
+        return torch.cat(parts).to(self._sums.dtype).view(2, -1)
 
-    def _at(self, device: torch.device) -> list[Tensor]:
+    def _at(self, device: torch.device) -> list[Tensor | None]:
         if device not in self._positions:
             drawn = self._positions[torch.device("cpu")]
-            self._positions[device] = [positions.to(device) for positions in drawn]
+            self._positions[device] = [None if one is None else one.to(device) for one in drawn]
         return self._positions[device]
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -383,13 +390,6 @@ def _shifted(ones: Any, times: Any, squares: Any, time: int) -> tuple[Any, Any, 
 def _status_of(*values: float) -> PopulationStatus:
     kinds = get_type_hints(PopulationStatus).values()
     return PopulationStatus(*(kind(value) for kind, value in zip(kinds, values, strict=True)))
-
-
-def _positions(count: int, generator: torch.Generator) -> Tensor:
-    """Flat positions of a tensor's sample, padded with the first; all of a small tensor."""
-    if count <= SAMPLED:
-        return torch.cat([torch.arange(count), torch.zeros(SAMPLED - count, dtype=torch.int64)])
-    return torch.randint(count, (SAMPLED,), generator=generator)
 
 
 def _jackknife_error(values: Sequence[float]) -> float:
