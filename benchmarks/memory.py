@@ -44,10 +44,9 @@ from torch import Tensor, nn
 
 import hamu.core.distributed as exchange
 from hamu import Method, PairedGradients, build_method
-from hamu.core.combine import widened_at_once
 from hamu.core.distributed import SplitPairing
 from hamu.core.forward import OriginalModel, predict_logits
-from hamu.core.gram_meter import bucket_bytes
+from hamu.core.gram_meter import bucket_bytes, widened_at_once
 from hamu.core.objectives import Scored, build_objective
 from hamu.data import TextCollator
 from hamu.evaluation.predictions import predict_tokens

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hamu.core.distributed import Grads, drained
 from hamu.core.gram import combine_dtype
-from hamu.core.gram_meter import SMALL, brought, in_groups, scratch_bytes
+from hamu.core.gram_meter import SMALL, brought, in_groups, scratch_bytes, widened_at_once
 
 
 def combine_all(
@@ -93,15 +93,6 @@ def combined(
     for w, s in zip(*(torch.split(side, step) for side in sides), strict=True):
         w.copy_(w.to(dtype).mul_(x).add_(brought(s, w.device), alpha=y))
     return whole
-
-
-def widened_at_once(device: torch.device, source: torch.device) -> int:
-    """Elements widened or brought back at once: few for a CPU's cache, many from it to a device,
-    most tensors in whole on a device.
-    """
-    if device.type == "cpu":
-        return 1 << 18
-    return 1 << 24 if source != device else 1 << 27
 
 
 @lru_cache(maxsize=16)

@@ -2,15 +2,18 @@
 
 Near-collinear gradients leave 1 - cos²θ as small as 1e-6, which float32 sums would drown in
 rounding; so exact products of the stored values are accumulated in float64. All but the smallest
-float32 tensors are summed in short float32 sums first, two to three times as fast, and again in
-float64 only where the angle is too small for that, or squares leave float32's range. (The smallest
-are cheap, and with few elements small angles are common.)
+tensors are summed in short float32 sums first, two to three times as fast, and again in float64
+only where the angle is too small for that, or squares leave float32's range. (The smallest are
+cheap, and with few elements small angles are common.)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +26,14 @@ _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _COARSE_COS_SQ = 1.0 - 0.15**2  # float32 sums are off by up to 1e-5, a thousandth of sin²θ
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
-_COARSE_PIECE = 1 << 17  # on a CPU; a longer float32 sum would lose more digits
-_WIDENED = 1 << 29  # bytes of products that a device holds at once, those of most tensors in whole
 
 
 class GramMeter:
     """Measures the `PairGram` of two gradient lists of fixed shapes.
 
     Small tensors are packed into zero-padded rows, so that a network with hundreds of them costs a
-    handful of kernels; large ones are summed in place, or widened: in pieces for a CPU's cache,
-    elsewhere as wholes, for the host must not launch by elements. Each device has one scratch
-    memory of fixed size, which is kept: new memory in every step costs more than the sums.
+    handful of kernels, in a scratch memory of fixed size, which is kept: new memory in every step
+    costs more than the sums. Large tensors are summed one by one, see `widened_at_once`.
     """
 
     def __init__(
@@ -75,12 +75,9 @@ class GramMeter:
         for pack in self._packs[exact]:
             add_by_block(blocks, pack.blocks, pack.grams(retain, forget))
         for device, numbers in self._large.items():
-            sides = [(retain[n], forget[n]) for n in numbers]
-            buffer = self._scratch[device].view(torch.float64).view(2, -1)
-            if device.type == "cpu":
-                grams = torch.stack([_gram_of_large(buffer, r, f, exact) for r, f in sides])
-            else:
-                grams = _grams_on_device(buffer, sides, exact)
+            products = partial(_gram_of_large, device, exact)
+            sums = [one for n in numbers for one in products(retain[n], forget[n])]
+            grams = torch.stack(sums).double().view(-1, 2, 2)
             add_by_block(blocks, self._large_blocks[device], grams)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
@@ -157,79 +154,60 @@ def add_by_block(sums: Tensor, blocks: Tensor, grams: Tensor) -> None:
 
 
 def _gram_of_large(
-    buffer: Tensor, retain: Tensor | None, forget: Tensor | None, exact: bool
+    device: torch.device, exact: bool, retain: Tensor | None, forget: Tensor | None
+) -> Sequence[Tensor]:
+    """Gram matrix of one tensor's gradients, entry by entry, 0-dim each."""
+    if retain is None and forget is None:
+        return [torch.zeros((), device=device)] * 4
+    product = partial(_sum_of_products, device, exact)
+    pieces = [_gram_matrix(product, r, f) for r, f in _pieces(device, exact, retain, forget)]
+    if len(pieces) == 1:
+        return pieces[0]
+    return (
+        torch.stack([sum for piece in pieces for sum in piece]).double().view(-1, 4).sum(0).unbind()
+    )
+
+
+def _sum_of_products(
+    device: torch.device, exact: bool, x: Tensor | None, y: Tensor | None
 ) -> Tensor:
-    """Gram matrix of one tensor, [2, 2] float64; `buffer` is scratch memory for both sides."""
-    sums: list[Tensor] = []
-    if retain is None or forget is None:
-        only = retain if forget is None else forget
-        gram = buffer.new_zeros(2, 2)
-        if only is not None:
-            place = 1 if retain is None else 0
-            sums = [dot(x, x) for (x,), dot in _pieces(buffer, only)]
-            gram[place, place] = torch.stack(sums).sum()
-        return gram
-    if not exact and _sums_in_float32(retain, forget):
-        split = (torch.split(g.view(-1), _COARSE_PIECE) for g in (retain, forget))
-        for r, f in zip(*split, strict=True):
-            sums += _gram_matrix(torch.dot, r, f)
-    else:
-        for (r, f), dot in _pieces(buffer, retain, forget):
-            sums += _gram_matrix(dot, r, f)
-    return torch.stack(sums).view(-1, 2, 2).double().sum(0)
-
-
-def _grams_on_device(
-    buffer: Tensor, sides: list[tuple[Tensor | None, Tensor | None]], exact: bool
-) -> Tensor:
-    """Gram matrix of each tensor, [n, 2, 2] float64, in few reductions over all of its elements."""
-    device, zero = buffer.device, buffer.new_zeros(())
-    sums: list[Tensor] = []
-    for r, f in sides:
-        if any(g is not None and g.device != device for g in (r, f)):  # offloaded: in pieces
-            gram = _gram_of_large(buffer, r, f, exact)
-            sums += [gram[0, 0], gram[0, 1], gram[1, 1]]
-            continue
-        for x, y in ((r, r), (r, f), (f, f)):
-            sums.append(zero if x is None or y is None else _sum_of_products(x, y, exact))
-    retain_sq, dot, forget_sq = torch.stack(sums).double().view(-1, 3).unbind(1)
-    return torch.stack([retain_sq, dot, dot, forget_sq], 1).view(-1, 2, 2)
-
-
-def _sum_of_products(x: Tensor, y: Tensor, exact: bool) -> Tensor:
     """Σ x·y, 0-dim; products of half precision are exact in float32."""
+    if x is None or y is None:
+        return torch.zeros((), device=device)
     is_flat = x.is_contiguous() and y.is_contiguous()
     if is_flat and not exact and x.dtype == y.dtype == torch.float32:
         return torch.dot(x.view(-1), y.view(-1))
     wide = torch.float64 if exact or torch.float64 in (x.dtype, y.dtype) else torch.float32
-    if x is y:  # widened within the kernel
+    if x is y and device.type != "cpu":  # widened within the kernel
         norm: Tensor = torch.linalg.vector_norm(x, dtype=wide)
         return norm.square()
-    step = max(1, _WIDENED // wide.itemsize * x.shape[0] // x.numel())
-    pieces = zip(torch.split(x, step), torch.split(y, step), strict=True)
-    sums = [a.to(wide, copy=True).mul_(b).sum() for a, b in pieces]
-    return sums[0] if len(sums) == 1 else torch.stack(sums).double().sum()
+    return x.to(wide, copy=True).mul_(y).sum()
 
 
 def _pieces(
-    buffer: Tensor, *grads: Tensor
-) -> Iterator[tuple[list[Tensor], Callable[[Tensor, Tensor], Tensor]]]:
-    """Pieces as flat float64 tensors, valid until the next, and the dot product for them."""
-    # torch.dot keeps one long running sum, exact to 1e-12: too little for float64 gradients
-    dot = _dot_by_rows if grads[0].dtype == torch.float64 else torch.dot
-    most = buffer.shape[1]
-    if all(g.is_contiguous() for g in grads):
-        grads, step = tuple(g.view(-1) for g in grads), most
-    else:  # pieces along the first dimension are the same elements whatever the strides
-        step = max(1, most * grads[0].shape[0] // grads[0].numel())
-    for pieces in zip(*(torch.split(g, step) for g in grads), strict=True):
-        if pieces[0].numel() > most:  # a row of a strided matrix, longer than the buffer
-            yield [brought(p, buffer.device).to(buffer).reshape(-1) for p in pieces], dot
-        else:
-            flat = [b[: p.numel()] for b, p in zip(buffer, pieces, strict=False)]
-            for widened, piece in zip(flat, pieces, strict=True):
-                widened.view(piece.shape).copy_(brought(piece, buffer.device))
-            yield flat, dot
+    device: torch.device, exact: bool, *sides: Tensor | None
+) -> Iterator[list[Tensor | None]]:
+    """Pieces of both gradients on this device, small enough to widen; None for one not there."""
+    grads = [g for g in sides if g is not None]
+    step = min(widened_at_once(device, g.device) for g in grads) // (2 if exact else 1)
+    is_flat = all(g.is_contiguous() for g in grads)
+    if not is_flat:  # pieces along the first dimension are the same elements whatever the strides
+        step = max(1, step * grads[0].shape[0] // grads[0].numel())
+    split = [
+        repeat(None) if g is None else torch.split(g.view(-1) if is_flat else g, step)
+        for g in sides
+    ]
+    for pieces in zip(*split, strict=False):
+        yield [None if piece is None else brought(piece, device) for piece in pieces]
+
+
+def widened_at_once(device: torch.device, source: torch.device) -> int:
+    """Elements widened or brought back at once: few for a CPU's cache, many from it to a device,
+    most tensors in whole on a device, for the host must not launch by elements.
+    """
+    if device.type == "cpu":
+        return 1 << 18
+    return 1 << 24 if source != device else 1 << 27
 
 
 def brought(grad: Tensor, device: torch.device) -> Tensor:
@@ -258,12 +236,9 @@ def scratch_bytes(device: torch.device) -> int:
 def bucket_bytes(device: torch.device) -> int:
     """Memory that measuring takes, however large the model, for forecasts.
 
-    Scratch and the sums of packed rows; off the CPU also the rows' products, of one side's length,
-    and at most the widened products of a tensor.
+    Scratch, the sums and products of packed rows, and the widened products of a tensor.
     """
-    if device.type == "cpu":
-        return scratch_bytes(device) * 9 // 8
-    return scratch_bytes(device) * 13 // 8 + _WIDENED
+    return scratch_bytes(device) * 13 // 8 + 4 * widened_at_once(device, device)
 
 
 class _Pack:
@@ -317,7 +292,7 @@ def gram_of_rows(sides: Tensor, by_matmul: bool) -> Tensor:
         return torch.stack(_gram_matrix(torch.linalg.vecdot, *sides), 1).view(-1, 2, 2)
 
 
-def _gram_matrix(dot: Callable[[Tensor, Tensor], Tensor], r: Tensor, f: Tensor) -> list[Tensor]:
+def _gram_matrix(dot: Callable[[Any, Any], Tensor], r: Any, f: Any) -> list[Tensor]:
     product = dot(r, f)
     return [dot(r, r), product, product, dot(f, f)]
 
@@ -328,20 +303,4 @@ def _rows_of(parameter: Tensor) -> int:
 
 def _is_coarse(parameter: Tensor) -> bool:
     """True if a tensor is summed in float32 at first."""
-    if parameter.numel() <= SMALL:
-        return parameter.numel() > _TINY and parameter.dtype != torch.float64
-    on_cpu = parameter.device.type == "cpu"
-    return parameter.dtype == torch.float32 or (not on_cpu and parameter.dtype != torch.float64)
-
-
-def _sums_in_float32(*grads: Tensor) -> bool:
-    alike = len({g.device for g in grads}) == 1
-    return alike and all(g.dtype == torch.float32 and g.is_contiguous() for g in grads)
-
-
-def _dot_by_rows(x: Tensor, y: Tensor) -> Tensor:
-    """x·y of flat tensors as a sum of short sums, exact to the last digits."""
-    rows = x.numel() // _ROW * _ROW
-    whole: Tensor = torch.linalg.vecdot(x[:rows].view(-1, _ROW), y[:rows].view(-1, _ROW)).sum()
-    rest: Tensor = torch.linalg.vecdot(x[rows:], y[rows:])
-    return whole + rest
+    return parameter.numel() > _TINY and parameter.dtype != torch.float64
