@@ -20,7 +20,7 @@ from experiments.paper.finished_run import FinishedRun
 from experiments.paper.page import check_output, page, results_in
 from experiments.paper.planning import PaperRun, batches_of, longest, run_of, settings_of_run
 from experiments.paper.results import refreshed_result, result_of
-from experiments.paper.sampling import Sample, sample_images, sample_texts
+from experiments.paper.sampling import Sample, sample_images
 from experiments.paper.similarity import volumes_of
 from experiments.paper.stage import Stage
 from hamu.data import read_images, read_text
@@ -131,26 +131,6 @@ def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_chang
     assert not folder.has("images-0.01-s1.npz")
 
 
-def test_a_sample_of_conversations_is_one_and_knows_when_its_source_has_changed(tmp_path):
-    rows = [
-        {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is {n}?"},
-                      {"role": "assistant", "content": f"It is {n}."}]} for n in range(6)
-    ]  # fmt: skip
-    (tmp_path / "data").mkdir()
-    for name, part in {"data/train": rows, "data/test": rows[4:], "forget": rows[:2]}.items():
-        write_rows(tmp_path / f"{name}.jsonl", part)
-    base = {"data": "data", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
-    sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "work", resume=True))
-    names = ("data", "forget_data", "test_data")  # a folder's own test set is one too
-    read = {name: read_text(sample.settings[name]).records for name in names}
-    asked = [list(record.messages) for record in read["forget_data"]]
-    assert asked == [row["messages"] for row in rows[:2]]
-    assert {len(records) for records in read.values()} == {2, 6}
-    (tmp_path / "forget.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    with pytest.raises(HamuError, match=r"as it is now"):
-        sample_texts(base, 1.0, 1, RunFolder(tmp_path / "work", resume=True))
-
-
 def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
     pixels = np.zeros((20, 8, 8, 1), dtype=np.uint8)
     np.savez(tmp_path / "own.npz", picture=pixels, kind=np.arange(20) % 2)
@@ -175,20 +155,6 @@ def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
             columns = {name: value for name, value in found.items() if name.endswith("_column")}
             assert len(reader(found["data"], **columns)) in (3, 10)
             assert "test_data" not in found or len(reader(found["test_data"], **columns)) == 20
-
-
-def test_bundled_texts_are_no_path(tmp_path):
-    rows = read_text("miniature").select(range(4))
-    asked = [{"prompt": r.prompt, "completion": r.answer} for r in rows.records]
-    write_rows(tmp_path / "forget.jsonl", asked)
-    base = {"data": "miniature", "forget_data": "forget.jsonl", "data_dir": str(tmp_path)}
-    scale = Scale("small", base, True, 1.0, None, None, 1)
-    Stage(scale, {}, {}, None, 1.0, None, tmp_path / "work").check()
-    sample = sample_texts(base, 1.0, 1, RunFolder(tmp_path / "data", resume=True))
-    assert sample.retain == len(read_text("miniature")) - 4
-    elsewhere = replace(scale, base=base | {"data": "digits"})
-    with pytest.raises(HamuError, match=r"the data .*/digits are not there; say with --data_dir"):
-        Stage(elsewhere, {}, {}, None, 1.0, None, tmp_path / "work").check()
 
 
 def texts_stage(folder, records, forget):
@@ -474,15 +440,6 @@ def test_the_published_page_says_what_its_files_and_this_version_say():
     for name, result in results.items():
         told = refreshed_result(EXPERIMENTS[name], result)
         assert page({name: told}, EXPERIMENTS) == page({name: result}, EXPERIMENTS)
-
-
-def test_a_result_of_other_figures_is_not_refreshed():
-    result = {"figures": {}, "scale": None, "start": None, "runs": {}, "failed": {}}
-    with pytest.raises(
-        HamuError,
-        match=r"figure-8.json has other figures than this version makes \(KeyError: 'line'\)",
-    ):
-        refreshed_result(EXPERIMENTS["figure-8"], result)
 
 
 @pytest.mark.parametrize(("name", "content"), [

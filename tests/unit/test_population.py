@@ -235,16 +235,6 @@ def test_the_scale_of_a_loss_scaler_drops_out():
     assert vars(step.population) == pytest.approx(vars(steps[-1].population))
 
 
-def test_a_gradient_that_waits_elsewhere_counts_alike():
-    draws = drawn(20, cos=0.2, deviation=0.1)
-    steps, offloaded = (
-        run(pair_of(half_life=30.0, offload_grads=where), draws) for where in ("none", "bf16")
-    )
-    assert offloaded[-1].population.headroom == pytest.approx(
-        steps[-1].population.headroom, rel=0.02
-    )
-
-
 def test_a_tensor_that_only_one_side_reaches_has_no_conflict():
     generator, like = torch.Generator().manual_seed(0), [torch.zeros(5), torch.zeros(3)]
     pair = PairedGradients(Holder(like), HamuQ(0.9, **RELATIVE), half_life=20.0)
