@@ -98,9 +98,9 @@ class StepGuard:
         self._pair, self._optimizer = pair, optimizer
         self._corrects, self._constrained = correct_steps, constrained
         self.keep = tuple(dict.fromkeys((*keep, *([constrained] if constrained else []))))
-        self._sign = 1.0 if constrained == "forget" else -1.0
         self._before: list[Tensor] = []
         self._blocks = torch.tensor(pair.block_of)
+        self._zeros = torch.zeros(len(pair.block_names), dtype=torch.float64)
 
     @contextmanager
     def around(self, step: PairStep) -> Iterator[None]:
@@ -121,7 +121,10 @@ class StepGuard:
                 "the step has not kept what the guard needs; call "
                 "pair.combine(keep=guard.keep) for each"
             )
-        self._step, self._rates = step, self._rates_of_blocks()
+        groups = self._optimizer.param_groups
+        rate_of = {p: float(group["lr"]) for group in groups for p in group["params"]}
+        rates = self._zeros.new_tensor([rate_of.get(p, 0.0) for p in self._pair.parameters])
+        self._step, self._rates = step, self._zeros.scatter_reduce(0, self._blocks, rates, "amax")
         parameters = list[Tensor](self._pair.parameters)
         if self._before:  # reuses the memory of the last step
             torch._foreach_copy_(self._before, parameters)
@@ -133,15 +136,20 @@ class StepGuard:
         """Measure, and correct if asked for; call it just after the optimizer's step."""
         step, side, demand, corrected, gain = self._step, self._constrained, None, None, None
         if side is not None and step.decision == "step":
-            demand = self._demand(step)
+            status = step.weights.constraint
+            assert status is not None
+            norms: Tensor = getattr(step.gram, f"{side}_norm")
+            at_most = status.fraction.clamp(max=1.0) * status.radius * norms
+            demand = at_most.cpu() * self._rates
+            scale = step.clip[SIDES.index(side)].cpu() * (1.0 if side == "forget" else -1.0)
             if self._corrects:
-                corrected = self._correct(side, demand)
+                corrected = self._correct(side, demand, scale)
         along = {one: self._along(one) for one in self.keep if one in step.kept}
         if side is not None and demand is not None:
-            gain = self._sign * along[side] * self._clip(side)
+            gain = scale * along[side]
+        retain, forget = (along[one].sum() if one in along else None for one in SIDES)
         moved = zip(self._pair.parameters, self._before, strict=True)
         lengths = self._by_block([_moved(p, b) for p, b in moved]).sqrt()
-        retain, forget = (along[one].sum() if one in along else None for one in SIDES)
         self.taken = StepTaken(retain, forget, gain, demand, corrected, lengths)
         return self.taken
 
@@ -155,28 +163,6 @@ class StepGuard:
         """Restore the weights of before the step; the optimizer's state stays."""
         torch._foreach_copy_(list[Tensor](self._pair.parameters), self._before)
 
-    def _rates_of_blocks(self) -> Tensor:
-        """Learning rate of each block, [L]; the highest of its parameters."""
-        groups = self._optimizer.param_groups
-        rate_of = {p: float(group["lr"]) for group in groups for p in group["params"]}
-        rates = [rate_of.get(p, 0.0) for p in self._pair.parameters]
-        of_parameters = torch.tensor(rates, dtype=torch.float64)
-        return self._zeros().scatter_reduce(0, self._blocks, of_parameters, "amax")
-
-    def _zeros(self) -> Tensor:
-        return torch.zeros(len(self._pair.block_names), dtype=torch.float64)
-
-    def _demand(self, step: PairStep) -> Tensor:
-        """η q_i on the host, [L], at most each block's reach."""
-        status = step.weights.constraint
-        assert status is not None
-        norms: Tensor = getattr(step.gram, f"{status.constrained}_norm")
-        return (status.fraction.clamp(max=1.0) * status.radius * norms).cpu() * self._rates
-
-    def _clip(self, side: Side) -> Tensor:
-        """Clipping factor on the host, 0-dim."""
-        return self._step.clip[SIDES.index(side)].cpu()
-
     def _along(self, side: str) -> Tensor:
         """g_i·Δw_i of a side by block, [L] on the host, before clipping."""
         moved = zip(self._pair.parameters, self._before, self._step.kept[side], strict=True)
@@ -188,23 +174,25 @@ class StepGuard:
         zero = torch.zeros((), dtype=torch.float64, device=self._pair.parameters[0].device)
         there = [zero if one is None else one.to(zero.device) for one in sums]
         values = self._pair.layout.agree(torch.stack(there)).cpu()
-        return self._zeros().index_add_(0, self._blocks, values)
+        return self._zeros.index_add(0, self._blocks, values)
 
-    def _correct(self, side: Side, demand: Tensor) -> Tensor:
-        """Add to each block what it lacks; repeated, as rounding swallows small changes."""
-        pair, grads, clip = self._pair, self._step.kept[side], self._clip(side)
-        scale = self._step.unscale * clip
+    def _correct(self, side: Side, demand: Tensor, scale: Tensor) -> Tensor:
+        """Add to each block what it lacks; repeated, as rounding swallows small changes.
+
+        `scale` is that of the gain over the kept gradient's own.
+        """
+        pair, grads = self._pair, self._step.kept[side]
         squares = getattr(self._step.gram, f"{side}_sq").cpu()
         slack = 1e-5 if all(p.dtype == torch.float64 for p in pair.parameters) else 2e-4
         corrected = torch.zeros(len(demand), dtype=torch.bool)
         push = 1.0  # grows, for corrections below half of the weights' last digit
         for _ in range(_ROUNDS):
-            gain = self._sign * self._along(side) * clip
+            gain = scale * self._along(side)
             short = (demand - gain) * (gain < demand * (1 - slack))
             if not short.any():
                 break
             corrected |= short > 0
-            factors = self._sign * push * short / squares.clamp(min=1e-300) * scale
+            factors = push * short / squares.clamp(min=1e-300) * scale * self._step.unscale
             for p, block, g in zip(pair.parameters, pair.block_of, grads, strict=True):
                 if g is not None and short[block] > 0:
                     p.add_(g.to(p.dtype), alpha=factors[block].item())
