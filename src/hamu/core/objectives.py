@@ -129,12 +129,10 @@ class ScrubRetain(Objective):
 
     name = "scrub_retain"
     needs_original = True
-    alpha: ClassVar[float] = 0.001
-    gamma: ClassVar[float] = 0.99
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
         cross_entropy = CrossEntropy().total(scored, None)
-        return self.gamma * cross_entropy + self.alpha * _kl(original, scored.logits)
+        return 0.99 * cross_entropy + 0.001 * _kl(original, scored.logits)
 
 
 class NegativePreference(Objective):
@@ -147,28 +145,24 @@ class NegativePreference(Objective):
     name = "npo"
     needs_original = True
     per_record = True
-    beta: ClassVar[float] = 0.1
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        return 2.0 / self.beta * F.logsigmoid(-self.beta * _log_ratio(scored, original)).sum()
+        return _preference(-_log_ratio(scored, original), beta=0.1)
 
 
 class SimpleNegativePreference(Objective):
-    """(2/β)·log σ(-(β/|y|)·log π - γ), to be raised: SimNPO's loss negated (Fan et al. 2024).
+    """(2/β)·log σ(-(β/|y|)·log π), to be raised: SimNPO's loss negated, γ = 0 (Fan et al. 2024).
 
-    β = 2.5, γ = 0; |y| is the number of the answer's tokens.
+    β = 2.5; |y| is the number of the answer's tokens.
     """
 
     name = "simnpo"
     per_record = True
-    beta: ClassVar[float] = 2.5
-    gamma: ClassVar[float] = 0.0
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
         likelihood = _log_likelihood(scored.logits, scored.labels)
         tokens = scored.per_record(torch.ones_like(likelihood)).clamp(min=1)
-        mean = scored.per_record(likelihood) / tokens
-        return 2.0 / self.beta * F.logsigmoid(-self.beta * mean - self.gamma).sum()
+        return _preference(-scored.per_record(likelihood) / tokens, beta=2.5)
 
 
 class DirectPreference(Objective):
@@ -182,12 +176,11 @@ class DirectPreference(Objective):
     needs_original = True
     per_record = True
     answers = "both"
-    beta: ClassVar[float] = 0.1
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
         assert scored.alternative is not None
-        preference = _log_ratio(*scored.alternative) - _log_ratio(scored, original)
-        return 2.0 / self.beta * F.logsigmoid(self.beta * preference).sum()
+        other = _log_ratio(*scored.alternative)
+        return _preference(other - _log_ratio(scored, original), beta=0.1)
 
 
 class Refusal(Objective):
@@ -201,17 +194,15 @@ class Refusal(Objective):
 
 
 class WeightedAscent(Objective):
-    """-p^α/α, α = 1, to be raised (Wang et al. 2025b).
+    """-p, to be raised (Wang et al. 2025b).
 
-    Its gradient is that of WGA's loss p^α·log p, negated, with the weight p^α held constant.
+    Its gradient is that of WGA's loss p^α·log p, α = 1, negated, with the weight p held constant.
     """
 
     name = "wga"
-    alpha: ClassVar[float] = 1.0
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        likelihood = _log_likelihood(scored.logits, scored.labels)
-        return -(self.alpha * likelihood).exp().sum() / self.alpha
+        return -_log_likelihood(scored.logits, scored.labels).exp().sum()
 
 
 class SaturationImportance(Objective):
@@ -221,12 +212,10 @@ class SaturationImportance(Objective):
     """
 
     name = "satimp"
-    beta: ClassVar[float] = 5.0
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        likelihood, beta = _log_likelihood(scored.logits, scored.labels), self.beta
-        terms = ((beta + 1) * likelihood).exp() / (beta + 1) - (beta * likelihood).exp() / beta
-        return terms.sum()
+        likelihood = _log_likelihood(scored.logits, scored.labels)
+        return ((6.0 * likelihood).exp() / 6.0 - (5.0 * likelihood).exp() / 5.0).sum()
 
 
 class SelfDistillation(Objective):
@@ -237,12 +226,11 @@ class SelfDistillation(Objective):
 
     name = "undial"
     needs_original = True
-    beta: ClassVar[float] = 10.0
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
         assert original is not None
         labels = scored.labels[:, None]
-        lowered = original.gather(1, labels) - self.beta
+        lowered = original.gather(1, labels) - 10.0
         return -_cross_entropy_of(original.scatter(1, labels, lowered), scored.logits)
 
 
@@ -354,6 +342,11 @@ def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
 def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     """Log p_y of each prediction, [N]."""
     return -F.cross_entropy(_wide(logits), labels, reduction="none")
+
+
+def _preference(values: Tensor, beta: float) -> Tensor:
+    """Sum of (2/β)·log σ(β·v)."""
+    return 2.0 / beta * F.logsigmoid(beta * values).sum()
 
 
 def _log_ratio(scored: Scored, original: Tensor | None) -> Tensor:
