@@ -32,7 +32,7 @@ from hamu.core.gram import (
 )
 from hamu.core.gram_meter import GramMeter
 from hamu.core.methods.base import Method, StoppingMemory, Weights
-from hamu.core.population import Population, PopulationStatus
+from hamu.core.population import Population, PopulationStatus, judged
 from hamu.errors import HamuError, unknown
 
 Decision = Literal["step", "skip", "stop"]
@@ -569,8 +569,10 @@ class PairedGradients:
                 return ""
             return self._memory.explain(*(read[name] for name in _OF_A_STOP))
         status = self._population.judge(read)
-        if status is None or not self._memory.update(status.judged, status.conflict):
-            return ""  # no new estimate, or none that meets it
+        if status is None:  # no new estimate
+            return ""
+        if not self._memory.update(judged(status.headroom, status.error), status.conflict):
+            return ""
         explained = self._memory.explain(*(getattr(status, name) for name in _OF_A_STOP))
         return f"{explained}; confidence {status.confidence(self._memory.rule.margin):.0%}"
 

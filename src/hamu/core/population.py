@@ -77,11 +77,6 @@ class PopulationStatus:
     retain_noise: float
     forget_noise: float
 
-    @property
-    def judged(self) -> float:
-        """Headroom that the criterion judges, see `judged`."""
-        return judged(self.headroom, self.error)
-
     def confidence(self, margin: float = 0.0) -> float:
         """Probability that the headroom is below 1 + margin, were its errors normal."""
         gap = 1.0 + margin - self.headroom
@@ -180,8 +175,7 @@ class Population:
         for sums in (self._sums, self._squares):
             sums[1].sub_(sums[0], alpha=time)
             sums *= faded
-        ones, times, squares = self._weights.unbind(1)
-        self._weights = torch.stack(_shifted(ones, times, squares, time), 1) * faded
+        self._weights = torch.stack(_shifted(self._weights.unbind(1), time), 1) * faded
         for passes in self._passes:
             passes.start_anew(time, faded)
 
@@ -319,7 +313,7 @@ class Population:
         status = [] if self.status is None else list(astuple(self.status))
         return self._tensors() | {
             "steps": torch.tensor(self._steps),
-            "passes": torch.tensor([p.state() for p in self._passes], dtype=torch.float64),
+            "passes": torch.tensor([p.values for p in self._passes], dtype=torch.float64),
             "status": torch.tensor(status, dtype=torch.float64),
         }
 
@@ -329,7 +323,7 @@ class Population:
             own.copy_(state[name])
         self._steps = int(state["steps"])
         for passes, values in zip(self._passes, state["passes"].tolist(), strict=True):
-            passes.restore(values)
+            passes.values = values
         values = state["status"].tolist()
         self.status = _status_of(*values) if values else None
 
@@ -342,8 +336,8 @@ class _Passes:
 
     def __init__(self, steps: float) -> None:
         self.steps = steps
-        self._open = [0.0, 0.0]  # of the pass under way: sums of weights, and of these times time
-        self._closed = [0.0, 0.0, 0.0]  # of those before: sums of squares and products of the two
+        # sums of weights and of these times time in the pass under way, moments of the others
+        self.values = [0.0] * 5
 
     def add(self, step: int, time: int, weight: float) -> None:
         """Add a step, counted from 0, which may reach into the next pass."""
@@ -354,36 +348,29 @@ class _Passes:
         first = min(1.0, (boundary - start) * self.steps)
         self._extend(first * weight, time)
         if boundary <= end + _ROUNDING:
-            self._closed, self._open = self.moments(), [0.0, 0.0]
+            self.values = [0.0, 0.0, *self.moments()]
             self._extend((1.0 - first) * weight, time)
 
     def _extend(self, weight: float, time: int) -> None:
-        self._open = [self._open[0] + weight, self._open[1] + weight * time]
+        self.values[0] += weight
+        self.values[1] += weight * time
 
     def start_anew(self, time: int, faded: float) -> None:
         """Count times from `time` on, with weights times `faded`."""
-        ones, times = self._open
-        self._open = [ones * faded, (times - time * ones) * faded]
-        ones, times, squares = self._closed
-        self._closed = [value * faded * faded for value in _shifted(ones, times, squares, time)]
+        ones, times, *closed = self.values
+        squares = (value * faded for value in _shifted(closed, time))
+        self.values = [value * faded for value in (ones, times - time * ones, *squares)]
 
     def moments(self) -> list[float]:
         """Sums over passes of c², c·d and d²: c sums weights, d weights times time."""
-        ones, times = self._open
+        ones, times, *closed = self.values
         new = ones * ones, ones * times, times * times
-        return [old + one for old, one in zip(self._closed, new, strict=True)]
-
-    def state(self) -> list[float]:
-        """All numbers, for `restore`."""
-        return [*self._open, *self._closed]
-
-    def restore(self, values: list[float]) -> None:
-        """Restore what `state` returned."""
-        self._open, self._closed = values[:2], values[2:]
+        return [old + one for old, one in zip(closed, new, strict=True)]
 
 
-def _shifted(ones: Any, times: Any, squares: Any, time: int) -> tuple[Any, Any, Any]:
+def _shifted(moments: Sequence[Any], time: int) -> tuple[Any, Any, Any]:
     """Moments of time that counts from `time` on."""
+    ones, times, squares = moments
     return ones, times - time * ones, squares - 2.0 * time * times + time * time * ones
 
 
