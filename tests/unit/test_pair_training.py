@@ -237,20 +237,6 @@ each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 
 @each_method
 @both_orders
-@pytest.mark.parametrize("passes", [1, 3])
-@pytest.mark.parametrize("piece", [50, 1 << 18])
-def test_with_offload_to_host_memory_the_step_is_the_same(
-    monkeypatch, method, order, passes, piece
-):
-    expected, whole = offloaded(method, "none", order, passes)
-    monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda *devices: piece)
-    found, put = offloaded(method, "cpu", order, passes)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(put.dot, whole.dot, rtol=1e-12, atol=0)
-
-
-@each_method
-@both_orders
 def test_with_offload_to_half_precision_the_error_is_as_stated(monkeypatch, method, order):
     expected, whole = offloaded(method, "none", order, clip=None)
     found, put = offloaded(method, "bf16", order, clip=None)

@@ -58,14 +58,6 @@ def test_an_epoch_has_the_papers_number_of_steps_at_any_scale(retain):
         assert batch == pytest.approx(int(key), rel=0.01)
 
 
-def test_a_run_reads_the_sample_and_says_only_what_its_method_takes():
-    found = settings(SCALE.wanted("gdiff", 5, rho=0.75, constraint=0.5))
-    assert found["data"] == "sample.npz"
-    assert found["rho"] == 0.75
-    assert not found.keys() & {"data_dir", "constraint", "stopping", "on_infeasible"}
-    assert settings(SCALE.wanted("hamu-q", 5))["on_infeasible"] == "clamp"
-
-
 def test_the_same_run_wanted_twice_is_one_run_and_any_other_setting_makes_another():
     run = run_of(settings(SCALE.wanted("hamu-q", 5, rho=0.0)))
     assert run == run_of(settings(SCALE.wanted("hamu-q", 5, rho=0.0)))
@@ -129,32 +121,6 @@ def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_chang
     with pytest.raises(HamuError, match=line):
         sample_images(base, 0.01, 1, folder)
     assert not folder.has("images-0.01-s1.npz")
-
-
-def test_columns_of_ones_own_are_those_of_a_sample_or_not_asked_for(tmp_path):
-    pixels = np.zeros((20, 8, 8, 1), dtype=np.uint8)
-    np.savez(tmp_path / "own.npz", picture=pixels, kind=np.arange(20) % 2)
-    np.savez(tmp_path / "test.npz", picture=pixels, kind=np.arange(20) % 2)
-    images = {
-        "data": "own.npz", "test_data": "test.npz", "data_dir": str(tmp_path), "forget_class": "1",
-        "image_column": "picture", "label_column": "kind",
-    }  # fmt: skip
-    for name, rows in (("all", range(6)), ("forget", range(2))):
-        asked = [{"q": f"What is {n}?", "a": f"It is {n}."} for n in rows]
-        write_rows(tmp_path / f"{name}.jsonl", asked)
-    texts = {
-        "data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(tmp_path),
-        "prompt_column": "q", "answer_column": "a",
-    }  # fmt: skip
-    for base, reader in ((images, read_images), (texts, read_text)):
-        scale = Scale("own", base, reader is read_text, 0.5, None, None, 1)
-        stage = Stage(scale, base, {}, None, 0.5, None, tmp_path / "work")
-        call = stage.training(tmp_path)
-        training = yaml.safe_load(Path(call.options["config"]).read_text())
-        for found in (training, stage.settings(stage.scale.wanted("gdiff", 1))):
-            columns = {name: value for name, value in found.items() if name.endswith("_column")}
-            assert len(reader(found["data"], **columns)) in (3, 10)
-            assert "test_data" not in found or len(reader(found["test_data"], **columns)) == 20
 
 
 def texts_stage(folder, records, forget):
