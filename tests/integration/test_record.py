@@ -13,10 +13,10 @@ from run_files import contents
 from safetensors.torch import load_file, save_file
 
 from hamu.cli import main
-from hamu.data import forget_class, read_images, read_text
+from hamu.data import read_text
 from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.record import schema, violations
-from hamu.unlearning.record.inputs import row_digests, set_digest, text_digest, weights_digest
+from hamu.unlearning.record.inputs import row_digests, text_digest, weights_digest
 from hamu.unlearning.record.verify import Unavailable
 
 DOCS = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")
@@ -50,55 +50,32 @@ def wrong(found):
 
 
 def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
+    """What `verify` compares with the files and the data is not repeated here."""
     record, evaluation = (strict(images / f"run/{name}.json") for name in ("record", "evaluation"))
-    assert list(violations(record, schema())) == []
-    problem = forget_class(read_images("data", "train"), read_images("data", "test"), "3")
-    for name, data in problem.sets().items():
-        entry = record[f"{name}_set"]
-        assert (entry["source"], entry["records"]) == ("data", len(data))
-        assert entry["sha256"] == set_digest(row_digests(data))
     assert record["forget_set"]["chosen_by"] == "forget_class"
     assert record["settings"]["forget_class"] == {"sha256": text_digest("3")}
-    models, original = record["models"], weights_digest(images / "original")
-    assert models["before"] == {"name": "original", "weights": original, "adapter": None}
-    assert models["before"] == models["retain_model"]
-    assert models["after"]["weights"] == weights_digest(images / "run/model")
-    step = json.loads((images / "run/steps.jsonl").read_text().splitlines()[0])
-    hardness = ("kappa", "cos", "direct_threshold", "stop_threshold")
-    assert record["hardness"] == {"measured_at": "step 1"} | {key: step[key] for key in hardness}
-    steps = {"taken": 3, "in_model": 3, "not_taken": 0, "ended_at": 3}
-    assert record["steps"].items() >= steps.items()
-    assert record["promise"] == evaluation["promise"]
-    goal = record["goal"]
-    told = {"kind": "erased", "share": 0.95, "budget": None, "lasting": False}
+    assert record["models"]["before"] == record["models"]["retain_model"]
+    assert (record["models"]["before"]["name"], record["hardness"]["measured_at"]) == (
+        "original",
+        "step 1",
+    )
+    goal, told = record["goal"], {"kind": "erased", "share": 0.95, "budget": None, "lasting": False}
     assert goal.items() >= told.items()
     for role in ("before", "after"):
-        check_figures(record["figures"][role], goal[role], evaluation[role])
-    said, readable = " ".join(record["statement"]), (images / "run/record.md").read_text()
-    assert f"{goal['after']['forgotten']} of {goal['after']['records']} records" in said
-    assert "Whether that lasts was not tested" in said
-    for text in (
-        record["forget_set"]["sha256"],
-        models["after"]["weights"],
-        *record["statement"],
-    ):
+        figures, measured = record["figures"][role], evaluation[role]
+        of_retain_model = measured["retain_model"]["membership_inference"]
+        assert figures["retain_model_membership_inference"] == of_retain_model
+        assert figures["against_retain_model"].keys() == figures["sets"].keys()
+        for name, found in figures["sets"].items():
+            for key in ("loss", "accuracy"):
+                low, high = found[f"{key}_interval"]
+                assert low <= found[key] == measured[name][key] <= high
+        assert goal[role]["records"] == measured["forget"]["samples"]
+        assert all(one.keys() == {"loss", "target"} for one in goal[role]["worst"])
+    said, readable = record["statement"], (images / "run/record.md").read_text()
+    assert f"{goal['after']['forgotten']} of {goal['after']['records']} records" in " ".join(said)
+    for text in (record["forget_set"]["sha256"], record["models"]["after"]["weights"], *said):
         assert text in readable
-
-
-def check_figures(figures, standing, evaluation):
-    """Check that figures are those of the evaluation, with intervals around them."""
-    assert figures["membership_inference"] == evaluation["membership_inference"]
-    of_retain_model = evaluation["retain_model"]["membership_inference"]
-    assert figures["retain_model_membership_inference"] == of_retain_model
-    against = dict(evaluation["against_retain_model"])
-    assert against.pop("test_without_class"), "the record has three sets"
-    assert figures["against_retain_model"] == against
-    for name, found in figures["sets"].items():
-        for key in ("loss", "accuracy"):
-            low, high = found[f"{key}_interval"]
-            assert low <= found[key] == evaluation[name][key] <= high
-    assert standing["records"] == evaluation["forget"]["samples"]
-    assert all(one.keys() == {"loss", "target"} for one in standing["worst"])
 
 
 def test_neither_paths_nor_hosts_nor_users_are_named(finished_images):
@@ -259,11 +236,10 @@ def test_what_is_no_longer_there_cannot_be_checked_and_says_why(images, verify, 
     assert found[is_recorded("forget")] == ("cannot be checked", "config.yaml is missing")
 
 
-@pytest.mark.parametrize("place", ["nowhere", "original"])
-def test_a_folder_without_a_record_is_one_line_and_exit_code_2(images, capsys, place):
-    assert run("verify", place) == 2
+def test_a_folder_without_a_record_is_one_line_and_exit_code_2(images, capsys):
+    assert run("verify", "original") == 2
     printed = capsys.readouterr().err
-    assert f"{place} has no record.json" in printed
+    assert "original has no record.json" in printed
     assert printed.count("\n") == 1
 
 
@@ -302,14 +278,10 @@ def test_the_record_of_an_adapter_has_its_digest_and_its_base_models(texts, veri
     }
 
 
-def test_one_character_of_a_text_is_noticed_and_white_space_at_its_ends_is_not(texts, verify):
+def test_one_character_of_a_text_and_a_missing_one_are_noticed(texts, verify):
     lines = (texts / "records.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    rows[0]["answer"] += "  "
-    (texts / "records.jsonl").write_text("\n".join(map(json.dumps, reversed(rows))))
-    assert verify("--no_models")[0] == 0
-    rows[0]["paraphrased_answer"] += "!"
-    for content in (map(json.dumps, rows), lines[1:]):
+    other = lines[0].replace("small town", "small tovn", 1)
+    for content in ([*lines[1:], other], lines[1:]):
         (texts / "records.jsonl").write_text("\n".join(content))
         code, found = verify("--no_models")
         assert (code, wrong(found)) == (1, {is_recorded("forget")})
