@@ -75,21 +75,6 @@ def test_images_are_resized_and_converted_on_request(tmp_path, shape, wanted, ex
     assert read_images(path, **wanted).pixels.shape == expected
 
 
-def test_a_split_is_one_file_or_all_its_parts(parquet, tmp_path):
-    whole = read_images(str(parquet))
-    parts = tmp_path / "hub" / "data"
-    parts.mkdir(parents=True)
-    for number in range(2):
-        shutil.copy(parquet, parts / f"train-0000{number}-of-00002.parquet")
-    found = read_images(str(tmp_path / "hub"))
-    assert torch.equal(found.pixels, torch.cat([whole.pixels, whole.pixels]))
-    assert found.classes == whole.classes
-    assert not has_test_split(str(tmp_path / "hub"))
-    shutil.copy(parquet, parts / "test-00000-of-00001.parquet")
-    assert has_test_split(str(tmp_path / "hub"))
-    assert len(read_images(str(tmp_path / "hub"), "test")) == 6
-
-
 def test_the_bundled_digits_are_split_four_to_one_and_disjoint():
     train, test = read_images("digits"), read_images("digits", "test")
     assert (len(train), len(test)) == (1438, 359)

@@ -60,18 +60,17 @@ def test_an_answer_beside_plain_text_is_used_or_refused(suffix, tmp_path):
 def test_plain_text_without_answers_may_lie_in_any_column(tmp_path):
     path = saved(tmp_path / "a.jsonl", [{"note": "Who?", "answer": "Ada.", "topic": "people"}])
     assert pairs(read_text(path, prompt_column="note", answer_column="none")) == [("", "Who?")]
-    with pytest.raises(
-        HamuError, match="no text in text, but nothing; its columns are note, answer, topic"
-    ):
+    with pytest.raises(HamuError, match="no text in text, but nothing; its columns are note, ans"):
         read_text(path, answer_column="none")
-    other = saved(tmp_path / "b.jsonl", [{"text": "Who?", "topic": "people"}])
-    assert pairs(read_text(other)) == [("", "Who?")], "a topic is no answer"
 
 
 @SUFFIXES
 def test_every_format_gives_the_same_records_whatever_the_case_of_its_ending(suffix, tmp_path):
     for path in (tmp_path / f"a{suffix}", tmp_path / f"a{suffix.upper()}"):
-        assert pairs(read_text(saved(path, RECORDS))) == [
+        saved(path, RECORDS)
+        if suffix != ".parquet":  # a byte order mark is of no record
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        assert pairs(read_text(str(path))) == [
             ("Question: Who?\nAnswer:", " Ada."),
             ("Question: Where, then?\nAnswer:", " In a house."),
         ]
@@ -98,34 +97,18 @@ def test_every_usual_shape_is_understood(record, prompt, answer, tmp_path):
     assert pairs(read_text(saved(tmp_path / "a.jsonl", [record]))) == [(prompt, answer)]
 
 
-def test_another_answer_begins_as_the_records_own_does(tmp_path):
-    records = [r | {"instead": f"Nobody {i}."} for i, r in enumerate(RECORDS)]
-    texts = read_text(saved(tmp_path / "a.jsonl", records))
-    assert pairs(texts.alternatives("instead"))[1] == (
-        "Question: Where, then?\nAnswer:",
-        " Nobody 1.",
-    )
+def test_other_answers_are_a_record_each_and_alternatives_one_for_each(texts, tmp_path):
+    wrong = texts.answering("perturbed_answer")
+    assert [record.answer for record in wrong.records] == [" Bob.", " Cy.", " No."]
+    assert wrong.rows.tolist() == [0, 0, 1]
     assert {answer for _, answer in pairs(texts.alternatives())} == {" I don't know."}
-    said = (
-        read_text(saved(tmp_path / "b.jsonl", [{"messages": DIALOGUE}])).alternatives().records[0]
-    )
-    assert said.messages[-1] == {"role": "assistant", "content": "I don't know."}
-    with pytest.raises(HamuError, match=r"row 0 of .*a\.jsonl has no other"):
-        texts.alternatives("other")
+    with pytest.raises(HamuError, match=r"needs .* one text in --alternative_column"):
+        texts.alternatives("perturbed_answer")
+    talk = read_text(saved(tmp_path / "b.jsonl", [{"messages": DIALOGUE, "other": "hum"}]))
+    (record,) = talk.alternatives("other").records
+    assert record.messages == (DIALOGUE[0], {"role": "assistant", "content": "hum"})
     with pytest.raises(HamuError, match=r"needs a prompt in each record of .*c\.jsonl"):
         read_text(saved(tmp_path / "c.jsonl", [{"text": "all of it"}])).alternatives()
-
-
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
-def test_cells_may_be_long_or_hold_line_breaks_and_a_byte_order_mark_is_of_no_record(
-    suffix, tmp_path
-):
-    path = tmp_path / f"a{suffix}"
-    saved(path, [{"prompt": "one\ntwo", "completion": "x" * 131_073}])
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    (read,) = read_text(str(path)).records
-    assert (read.prompt, read.answer) == ("one\ntwo", "x" * 131_073)
-    assert list(read.fields) == ["prompt", "completion"]
 
 
 QUESTION = '{"question": "q", "answer": "a"}\n'
@@ -148,23 +131,21 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
         ("a.txt", "Who?", r"a\.txt is not a data set that can be read; give texts as .*, images"),
+        ("a.jsonl", b'{"text": "\xe9"}', r"a\.jsonl cannot be read: 'utf-8' codec"),
         ("b/a.csv", "", r"holds no train\.jsonl, \.json, \.csv or \.parquet; name a file"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_row(name, content, message, tmp_path):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
-    path.write_text(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(HamuError, match=message):
         read_text(str(path if path.parent == tmp_path else path.parent))
 
 
-def test_a_template_without_a_place_for_the_question_and_another_encoding_are_refused(tmp_path):
+def test_a_template_without_a_place_for_the_question_is_refused(tmp_path):
     with pytest.raises(HamuError, match=r"template 'Q:' must have \{question\} in it"):
         read_text(saved(tmp_path / "a.jsonl", RECORDS), question_template="Q:")
-    (tmp_path / "latin.jsonl").write_bytes('{"text": "é"}'.encode("latin-1"))
-    with pytest.raises(HamuError, match=r"latin\.jsonl cannot be read: 'utf-8' codec"):
-        read_text(str(tmp_path / "latin.jsonl"))
 
 
 @pytest.mark.parametrize("header", ["Where does Ada Byron live?,It is a secret", "s" * 42 + ",Ada"])
@@ -185,12 +166,8 @@ def test_a_message_does_not_show_the_content_of_a_file_without_header(header, tm
 
 
 def test_texts_are_told_from_images(tmp_path):
-    several = (
-        [{"image": {"bytes": b"1", "path": "1.png"}, "label": 0, "text": "a"}],
-        [{"x": b"1", "y": 0}],
-        [{"image": "1.png", "label": 0}],
-    )
-    for number, images in enumerate(several):
+    pictures = [{"image": {"bytes": b"1", "path": "1.png"}, "label": 0, "text": "a"}]
+    for number, images in enumerate((pictures, [{"image": "1.png", "label": 0}])):
         assert not is_text(saved(tmp_path / f"{number}.parquet", images))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     for other in ("broken.parquet", "missing.parquet", "."):
@@ -298,24 +275,14 @@ def test_what_leaves_nothing_to_score_is_refused(options, message, texts, tokeni
 
 def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
     texts = read_text(saved(tmp_path / "a.jsonl", [{"text": "a"}]))
-    assert len(encode(texts, tokenizer).tokens[0]) == 2, "its end follows"
-    assert TextCollator(None)([encode(texts, tokenizer)[0]])["input_ids"].shape == (1, 2)
+    assert TextCollator(None)([encode(texts, tokenizer)[0]])["input_ids"].shape == (1, 2), "its end"
     endless = copy.deepcopy(tokenizer)
     endless.eos_token = None
     with pytest.raises(HamuError, match=r"^row 0 of .*a\.jsonl has no answer token"):
         encode(texts, endless)
 
 
-def test_other_answers_are_a_record_each_and_of_a_conversation_the_last_message(texts, tmp_path):
-    wrong = texts.answering("perturbed_answer")
-    assert [record.answer for record in wrong.records] == [" Bob.", " Cy.", " No."]
-    assert wrong.rows.tolist() == [0, 0, 1]
-    path = saved(tmp_path / "b.jsonl", [{"messages": DIALOGUE, "other": "hum"}])
-    (record,) = read_text(path).answering("other").records
-    assert record.messages == (DIALOGUE[0], {"role": "assistant", "content": "hum"})
-
-
-@pytest.mark.parametrize("cell", [None, "", {"Bob.": 1}, ["Bob.", 2], ["Bob.", " "], []])
+@pytest.mark.parametrize("cell", [None, {"Bob.": 1}, ["Bob.", " "], []])
 def test_other_answers_are_texts(cell, texts):
     second = replace(texts.records[1], fields={"other": cell})
     with pytest.raises(HamuError, match=r"row 1 of .*a\.jsonl has no other; expected a text"):
