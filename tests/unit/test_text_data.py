@@ -123,7 +123,7 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.jsonl", QUESTION + '{"question": "", "answer": "a"}', "row 1 .* no text in question"),
         ("a.jsonl", QUESTION + '{"question": "q", "answer": "\\ud800"}', "row 1 of .* not Unicode"),
         ("a.jsonl", QUESTION + "1", "row 1 of .* is a int; expected a record"),
-        ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is no list of messages"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is not a list of messages"),
         ("a.json", "[1,\n 2", r"a\.json cannot be read: Expecting ',' delimiter: line 2"),
         ("a.jsonl", "[" * 100_000, r"a\.jsonl cannot be read"),
         ("a.jsonl", QUESTION + '{"question', r"a\.jsonl cannot be read: Unterminated .*: line 2"),

@@ -92,9 +92,6 @@ def forget_class(
         target: the class, by name or number.
         rho: the mixing ratio ρ in [0, 1].
         seed: seed of the draw.
-
-    Raises:
-        HamuError: if the class does not exist or has no records, or ρ is out of range.
     """
     if not 0 <= rho <= 1:
         raise HamuError(f"the similarity mixing ratio rho is a share in [0, 1]; got {rho}")
@@ -104,12 +101,12 @@ def forget_class(
     if not len(members):
         listed = ", ".join(train.classes[i] for i in sorted({*train.labels.tolist()}))
         raise HamuError(f"class {target!r} does not exist in {train.source}; choose of {listed}")
-    number = numbers[str(target)]
     generator = torch.Generator().manual_seed(seed)
     mixed = math.floor(Fraction(str(rho)) * len(members))  # exact: 0.29 * 100 is 29, not 28
     own = members[torch.randperm(len(members), generator=generator)[: len(members) - mixed]]
     rest = _others(len(train), own)
     others = rest[torch.randperm(len(rest), generator=generator)[:mixed]]
+    number = numbers[str(target)]
     words = f"class {train.classes[number]}" + (f", rho {rho:g}" if rho else "")
     return _split(train, test, torch.cat([own, others]), words, number)
 
@@ -120,8 +117,8 @@ def forget_rows(train: _Read, test: _Read | None, rows: list[int]) -> Unlearning
         raise HamuError("the forget set is empty: no row was named; give at least one")
     wrong = [row for row in rows if not 0 <= row < len(train)]
     if wrong:
-        there = f"{train.source}, which has rows 0 to {len(train) - 1}"
-        raise HamuError(f"row {wrong[0]} is not in {there}")
+        there = f"which has rows 0 to {len(train) - 1}"
+        raise HamuError(f"row {wrong[0]} is not in {train.source}, {there}")
     if len({*rows}) < len(rows):
         twice = next(row for row in rows if rows.count(row) > 1)
         raise HamuError(f"row {twice} is named twice in the forget set; name each row once")
@@ -133,13 +130,7 @@ def forget_data(
 ) -> UnlearningData[_Read]:
     """Forget the records of a second data set; equal records leave the training data.
 
-    Args:
-        train, test: the training data, and data that was not trained on, or None.
-        forget: the records to forget.
-        allow_missing: forget also records that the training data do not hold.
-
-    Raises:
-        HamuError: if the two do not fit together, records are missing, or nothing is left.
+    Records that the training data do not hold are an error, unless `allow_missing` is given.
     """
     forget = train.matched(forget)
     digests, there = forget.digests(), train.digests()
@@ -163,9 +154,6 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
 
     It is "COLUMN=VALUE", "COLUMN!=VALUE" or "COLUMN~REGEX"; the last looks anywhere in the column.
     True, False and None may also be written as in JSON.
-
-    Raises:
-        HamuError: if the expression cannot be read, or names a missing column.
     """
     parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
     if parsed is None:
@@ -235,10 +223,7 @@ def _split(
 ) -> UnlearningData[_Read]:
     retain = _others(len(train), forget)
     if not len(retain):
-        raise HamuError(
-            "the forget set is the whole training set: nothing is left to retain; delete the model "
-            "instead"
-        )
+        raise HamuError("all is to be forgotten and nothing is left to retain; delete the model")
     return UnlearningData(train.select(retain), train.select(forget), test, name, target)
 
 
@@ -258,9 +243,6 @@ class PairedDataset(Dataset[dict[str, Any]]):
     Attributes:
         focus: (start, positions), at most two: from this place of the run on, counted in pairs, the
             forget data are the records at these positions.
-
-    Raises:
-        HamuError: if a side is empty.
     """
 
     def __init__(

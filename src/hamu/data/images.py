@@ -88,11 +88,7 @@ class ImageData(Dataset[dict[str, Tensor]]):
         return replace(self, **both)
 
     def matched(self, other: ImageData) -> ImageData:
-        """Return a second data set in the form of this one: RGB if this is, its label numbers.
-
-        Raises:
-            HamuError: if the shapes differ, or it has another class.
-        """
+        """Return a second data set in the form of this one: RGB if this is, its label numbers."""
         if other.pixels.shape[1] == 1 and self.pixels.shape[1] == 3:  # as within one source
             other = replace(other, pixels=other.pixels.repeat(1, 3, 1, 1))
         ours, theirs = (tuple(data.pixels.shape[1:]) for data in (self, other))
@@ -163,9 +159,6 @@ def read_images(
         image_size: resize to this many pixels squared (bilinear).
         num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless all are grey.
         image_column, label_column: names of the columns or arrays, if they are not the usual.
-
-    Raises:
-        HamuError: if the source is missing or empty, an image cannot be read, or the sizes differ.
     """
     if num_channels not in (None, 1, 3):
         raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")

@@ -109,9 +109,6 @@ class TextRecords:
         """Return the same prompts with the answers of a column; a list makes as many records.
 
         They begin as the answers do: with the same prefix, and the same space behind it.
-
-        Raises:
-            HamuError: if a record has no text, or list of texts, in this column.
         """
         found, rows = [], []
         for row, record in zip(self.rows.tolist(), self.records, strict=True):
@@ -126,11 +123,7 @@ class TextRecords:
         return TextRecords(tuple(found), self.source, torch.tensor(rows))
 
     def alternatives(self, column: str | None = None) -> TextRecords:
-        """Return the same prompts with one other answer each: of a column, or "I don't know."
-
-        Raises:
-            HamuError: if a record has no prompt, or no single text in this column.
-        """
+        """Return the same prompts with one other answer each: of a column, or REFUSAL."""
         others = self if column is None else self.answering(column)
         if len(others) != len(self) or not all(r.prompt.strip() for r in self.records):
             raise HamuError(
@@ -163,8 +156,8 @@ def read_text(
             answer's is "none" for plain text.
 
     Raises:
-        HamuError: if the source is missing, empty or damaged, a record has no such text (the row is
-            named), or plain text has a column beside it that looks like its answer.
+        HamuError: if the source is damaged, a record has no such text (the row is named), or plain
+            text has a column beside it that looks like its answer.
     """
     if "{question}" not in question_template:
         raise HamuError(f"question_template {question_template!r} must have {{question}} in it")
@@ -315,14 +308,12 @@ def _is_text(value: Any) -> bool:
 
 
 def _conversation(messages: Any, where: str) -> tuple[dict[str, str], ...]:
-    good = isinstance(messages, list) and all(
-        isinstance(one, dict) and isinstance(one.get("content"), str) for one in messages
-    )
-    if not good or not messages or messages[-1].get("role") != "assistant":
-        raise HamuError(
-            f"{where} is no list of messages with role and content, the last of the assistant"
-        )
-    return tuple(messages)
+    listed = messages if isinstance(messages, list) else []
+    good = all(isinstance(one, dict) and isinstance(one.get("content"), str) for one in listed)
+    if not listed or not good or listed[-1].get("role") != "assistant":
+        expected = "a list of messages with role and content, the last of the assistant"
+        raise HamuError(f"{where} is not {expected}")
+    return tuple(listed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,13 +375,9 @@ def encode(
 
     Args:
         texts: the records.
-        tokenizer: the model's tokenizer.
-        max_length: longer records are cut at their end.
+        tokenizer: the model's, with a chat template for conversations.
+        max_length: longer records are cut at their end, which must leave a token of the answer.
         loss_on: "answer", or "all" to score the prompt too.
-
-    Raises:
-        HamuError: if a record has no answer token left, or the tokenizer has no chat template that
-            fits a conversation.
     """
     if loss_on not in ("answer", "all"):
         raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")

@@ -150,7 +150,7 @@ def new_classifier(
 
     Args:
         name: "resnetN" with N = 6n+2, or a folder or hub id whose weights are the start.
-        data: the training data; its classes and channels shape the model.
+        data: the training data; classes and channels shape the model.
         mean, std: per-channel normalisation, saved with the model.
         trust_remote_code: see `load_classifier`.
     """
@@ -173,8 +173,7 @@ def load_classifier(source: str, *, trust_remote_code: bool = False) -> PreTrain
         trust_remote_code: run the code that comes with it; that can do anything.
 
     Raises:
-        HamuError: if it is not there, cannot be loaded, has weights that are not finite, or its
-            image processor does more than a shift and a scale of each channel.
+        HamuError: if its image processor does more than a shift and a scale of each channel.
     """
     check_is_saved(source, [CONFIG])
     model: PreTrainedModel = from_pretrained(
@@ -279,11 +278,7 @@ def check_as_many_classes(source: str, other: str, role: str = "retain") -> None
 
 
 def check_fits(model: nn.Module, data: ImageData) -> None:
-    """Check that channels, classes and size of the images fit the model, and try one of them.
-
-    Raises:
-        HamuError: if they do not fit, or the model has nothing to train.
-    """
+    """Check that channels, classes and size of the images fit the model, and try one of them."""
     trainable_parameters(model)
     config = getattr(model, "config", None)
     channels, classes, size, names = (

@@ -130,10 +130,6 @@ def load_language_model(
         dtype: "float32", "bfloat16", "float16", "auto" for the file's, or "4bit" for NF4 weights of
             the linear layers but the head, by bitsandbytes; adapters are float32.
         trust_remote_code: run the code that comes with the model; that can do anything.
-
-    Raises:
-        HamuError: if it is not there, cannot be loaded, or has weights that are not finite;
-            without bitsandbytes for "4bit".
     """
     weights = stored_in(dtype)
     check_is_saved(source)
