@@ -257,22 +257,15 @@ def assess_model(
         raise HamuError(
             f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
         )
-    report, done, total = progress or (lambda done, total: None), 0.0, 0.0
-
-    def add(cost: float) -> None:
-        nonlocal done
-        done += cost
-        report(min(done, total), total)
-
-    assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, add)
+    assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, progress)
     most = math.inf if most_batches is None else most_batches * batch_size
     used = {side: int(min(count, most)) for side, count in assessed.records.items()}
     one_pass = sum(used.values())
     if curvature_samples is None:
         curvature_samples = affordable_samples(one_pass, batch_size)
     samples = min(curvature_samples, assessed.records["retain"])
-    total = one_pass * (1 + 2 * _FORWARD * conflicts)
-    total += product_cost(samples, batch_size, LANCZOS + 2 * SOLVER)
+    assessed.expected = one_pass * (1 + 2 * _FORWARD * conflicts)
+    assessed.expected += product_cost(samples, batch_size, LANCZOS + 2 * SOLVER)
     with assessed.untouched():
         parts = kept_parts(assessed, used, bootstrap_memory)
         sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
@@ -287,7 +280,6 @@ def assess_model(
             found |= _second_order(assessed, gradients, demand, samples)
         for side, other in (SIDES[::-1], SIDES) if conflicts else ():
             found["conflicts"][side] = _conflicts(assessed, side, gradients[other], used[side])
-    report(total, total)
     return Assessment(
         method=method,
         records=assessed.records,
@@ -295,7 +287,7 @@ def assess_model(
         block_names=assessed.block_names,
         learning_rate=learning_rate,
         curvature_samples=samples,
-        epochs=done / sum(assessed.records.values()),
+        epochs=assessed.finish() / sum(assessed.records.values()),
         **found,
     )
 

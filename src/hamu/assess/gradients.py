@@ -43,7 +43,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
 class AssessedModel:
     """Model with the data to assess it on; losses are cross-entropies, in evaluation mode.
 
-    `advance` receives the cost of each pass, in records of a forward and backward pass.
+    `progress` receives what is done, and expected, in records of a forward and backward pass.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class AssessedModel:
         batch_size: int = 500,
         blocks: Blocks = "tensor",
         seed: int = 42,
-        advance: Callable[[float], None] = lambda _: None,
+        progress: Callable[[float, float], None] | None = None,
     ) -> None:
         self.model, self._collate, self.batch_size = model, collate, batch_size
-        self.seed, self.advance = seed, advance
+        self.seed, self._progress = seed, progress or (lambda done, expected: None)
+        self._done, self.expected = 0.0, math.inf
         self.data = {"retain": retain, "forget": forget}
         self.records = {side: len(data) for side, data in self.data.items()}  # type: ignore[arg-type]
         for side, count in self.records.items():
@@ -67,6 +68,16 @@ class AssessedModel:
         named = trainable_parameters(model)
         self.parameters: list[Tensor] = [p for _, p in named]
         self.block_names, self.block_of = group_blocks([name for name, _ in named], blocks)
+
+    def advance(self, cost: float) -> None:
+        """Count a pass, in records of a forward and backward pass."""
+        self._done += cost
+        self._progress(min(self._done, self.expected), self.expected)
+
+    def finish(self) -> float:
+        """Report the end; returns the cost of all passes."""
+        self._progress(self.expected, self.expected)
+        return self._done
 
     def positions(self, side: str, most: int | None = None) -> Tensor:
         """Records of a side in random order, at most this many."""
