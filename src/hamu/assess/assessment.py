@@ -94,15 +94,13 @@ class Assessment:
 
     @property
     def worthwhile_batch(self) -> int | None:
-        """Largest batch that is worth its price: the larger noise scale, in records.
+        """Largest batch worth its price, in records: the larger noise scale, if both are known.
 
-        Up to it twice the records save nearly half of the steps, beyond it few (McCandlish et al.
-        2018, Sec. 2.2). None if a scale is unknown.
+        Up to it twice the records save nearly half of the steps (McCandlish et al. 2018, Sec. 2.2).
         """
-        scales = [scale for scale in self.noise_scales.values() if scale is not None]
-        if len(scales) < len(SIDES):
-            return None
-        return max(1, min(math.ceil(max(scales)), max(self.records.values())))
+        scales = [math.inf if one is None else one for one in self.noise_scales.values()]
+        most = max(self.records.values())
+        return None if math.inf in scales else max(1, min(math.ceil(max(scales)), most))
 
     @property
     def error_ratio(self) -> float | None:
@@ -181,25 +179,17 @@ def check_settings(
     curvature_samples: int | None,
     bootstrap_memory: float,
 ) -> None:
-    """Check the numbers that `assess_model` takes, before a model is loaded for them.
-
-    Raises:
-        HamuError: if one is out of range.
-    """
+    """Check the numbers that `assess_model` takes; a HamuError if one is out of range."""
     check_max_norm(max_grad_norm)
-    if not 0 < learning_rate < math.inf:
-        raise HamuError(
-            f"learning_rate {learning_rate} must be a positive number: that of the run to come"
-        )
-    if not 0 <= bootstrap_memory < math.inf:
-        raise HamuError(f"bootstrap_memory {bootstrap_memory} must be a number of GB, 0 or more")
-    for name, value, least in (
-        ("batch_size", batch_size, 1),
-        ("most_batches (--assess_batches)", most_batches, 1),
-        ("curvature_samples", curvature_samples, 0),
+    for name, value, least, expected in (
+        ("learning_rate", learning_rate, 1e-300, "a positive number: that of the run to come"),
+        ("bootstrap_memory", bootstrap_memory, 0, "a number of GB, 0 or more"),
+        ("batch_size", batch_size, 1, "at least 1"),
+        ("most_batches (--assess_batches)", most_batches, 1, "at least 1"),
+        ("curvature_samples", curvature_samples, 0, "at least 0"),
     ):
-        if value is not None and value < least:
-            raise HamuError(f"{name} {value} must be at least {least}")
+        if value is not None and not least <= value < math.inf:
+            raise HamuError(f"{name} {value} must be {expected}")
 
 
 def assess_model(
@@ -220,23 +210,18 @@ def assess_model(
     seed: int = 42,
     progress: Callable[[float, float], None] | None = None,
 ) -> Assessment:
-    """Assess an unlearning problem; leaves model and data unchanged.
-
-    Losses are cross-entropies on both sides, whatever the objectives of the run to come.
+    """Assess an unlearning problem by cross-entropies; leaves model and data unchanged.
 
     The defaults cost at most three epochs' worth of passes: one forward and backward pass over all
     records, two forward passes for the records in conflict, and at most one epoch's worth for the
-    curvature. Fewer records than pay for the products with the Hessian of a single one (75) go
-    without curvature. By the clock it costs more where passes are so short that overhead dominates
-    (docs/results/costs.md).
+    curvature, which fewer than 75 records cannot pay for (docs/results/costs.md).
 
     Args:
         model: the model before unlearning.
         retain, forget: the two sets.
-        collate: makes a batch from records.
+        collate: makes a batch of `batch_size` records at most.
         method: the HAMU method of the run; by default HAMU-Q with half of the feasible demand.
         learning_rate, max_grad_norm, blocks: of the run to come.
-        batch_size: records per pass.
         most_batches: measure this many random batches of each side; by default all records.
         curvature_samples: retain records for the curvature, 0 for none; by default as many as one
             epoch pays for.

@@ -176,12 +176,8 @@ def second_order(
     within that bound. As Lanczos' μ lies inside the true spectrum, ‖r‖ above 0.1 ‖g‖ decides
     nothing.
 
-    Args:
-        product: H·v for a flat vector v, [P].
-        retain, forget: g_r and g_f, [P].
-        spectrum: the ends of H's spectrum.
-        demand: Q, in loss.
-        steps: products with H at most for each of the two solutions.
+    `retain` and `forget` are g_r and g_f, [P], `demand` is Q in loss; each of the two solutions
+    takes at most so many products with H.
     """
     kappa, norms = retain.dot(forget).item(), (retain.norm() * forget.norm()).item()
     margin, smallest = 1e-3 * spectrum.largest, spectrum.smallest
@@ -227,12 +223,12 @@ def second_order(
 
 
 class Solution(NamedTuple):
-    """Approximate solution x of A·x = g, with g - Ax; `negative` if some pᵀAp ≤ 0."""
+    """Approximate solution x of A·x = g."""
 
     x: Tensor
-    residual: Tensor
+    residual: Tensor  # g - Ax
     relative_residual: float
-    negative: bool
+    negative: bool  # some pᵀAp ≤ 0
 
 
 def conjugate_gradients(

@@ -266,13 +266,11 @@ def gradient_alignment(
 ) -> Tensor:
     """∇L(z)·g of every record z, by two forward passes with the weights moved ±ε along g.
 
-    With g the retain gradient and z the forget records, the mean over records is κ (unclipped).
-    `losses` computes [N] float64 at the current weights; the weights come back bit for bit.
-    `precision` is the machine epsilon of the passes, by default that of the parameters.
+    `losses` computes [N] float64 at the current weights, which come back bit for bit; `precision`
+    is the machine epsilon of the passes, by default that of the parameters.
     """
-    # The third root of the machine's precision would balance the rounding of the losses against a
-    # third derivative of like size. A trained network bends far more than that: the step must be
-    # much shorter.
+    # the third root of eps would balance rounding against a third derivative of like size; a
+    # trained network bends far more
     eps = precision or max(torch.finfo(p.dtype).eps for p in parameters)
     epsilon = eps**0.5 / 64 * max(norm(parameters), eps) / norm(gradient)
     kept, moved = [p.clone() for p in parameters], []

@@ -97,17 +97,7 @@ def measure_hardness(
     """Measure the hardness alone: one pass over all data of each side, in evaluation mode.
 
     Clips each side's mean gradient to a norm of 1; the thresholds are those of HAMU-Q at a demand
-    of half of the feasible limit. `assess_model` has other settings.
-
-    Args:
-        model: the model; the call restores weights, gradients and mode.
-        retain, forget: the two sets.
-        collate: makes a batch from records.
-        batch_size: records per pass.
-
-    Raises:
-        HamuError: if a set is empty or has nothing that is scored, nothing is trainable, or a
-            gradient is zero or not finite.
+    of half of the feasible limit. For arguments and errors see `assess_model`.
     """
     assessed = AssessedModel(model, retain, forget, collate, batch_size)
     with assessed.untouched():
@@ -130,9 +120,8 @@ class VariantIntervals:
 class Intervals:
     """Bootstrap intervals over the batches of both sides (Efron 1979), and each regime's frequency.
 
-    An interval lies between quantiles of the replicates after a shift of their mean to the
-    estimate: a resampled mean gradient is longer than the mean gradient, which would pull every
-    cosine towards 0. The replicates spread by √(m/(m-1)) about it, as the parts are
+    The mean of the replicates is moved to the estimate, as resampled mean gradients are longer,
+    which would pull every cosine towards 0; they spread by √(m/(m-1)) about it, as the parts are
     that much nearer to their mean than to the truth. Regimes compare a replicate's κ, so moved,
     with the thresholds of the estimate.
     """
@@ -223,8 +212,7 @@ class Frontier:
     """Best attainable pairs of changes, per unit of learning rate.
 
     Up to the free limit a demand costs the other side nothing to first order; for one block that is
-    n_r n_f sinθ where κ > 0, else all that is feasible (App. B.4). The criterion limit meets the
-    aggregate stopping criterion (App. C); several blocks may have it on either side of the free.
+    n_r n_f sinθ where κ > 0, else all that is feasible (App. B.4).
     """
 
     demand: Tensor  # the constraint, Q/η or U/η, [P] from 0 to the feasible limit
@@ -232,7 +220,7 @@ class Frontier:
     forget_change: Tensor  # [P]; positive is forgetting
     feasible_limit: float  # the largest demand that the gradients allow, Σ n_r,i n_f,i
     free_limit: float
-    criterion_limit: float  # Σ n_r,i n_f,i sinθ_i
+    criterion_limit: float  # of the aggregate stopping criterion (App. C), Σ n_r,i n_f,i sinθ_i
 
     @property
     def free_share(self) -> float:
@@ -247,12 +235,9 @@ class Frontier:
 
 
 def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Frontier:
-    """Trace the frontier of one pair of (clipped) gradients, block by block.
+    """Trace the frontier of a pair of (clipped) gradients at demands up to the feasible limit.
 
-    Args:
-        gram: their Gram.
-        method: gives the constrained side, radius and distribution over blocks, not the constraint.
-        points: number of demands, denser towards the feasible limit.
+    The method gives the constrained side, radius and distribution over blocks, not the constraint.
     """
 
     def at(share: float) -> tuple[Tensor, Tensor, ConstraintStatus]:
@@ -286,13 +271,9 @@ def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Fronti
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision on whether to start, with a suggestion.
+    """Decision on whether to start, with a suggestion."""
 
-    `code`, the exit code of `hamu assess`, is 0 if both objectives can improve, 3 if it costs, 4 if
-    next to nothing is free or no step is possible.
-    """
-
-    code: int
+    code: int  # 0 both objectives can improve, 3 it costs, 4 next to nothing is free, or no step
     answer: str  # how hard it will be and whether to start
     reason: str  # the figures behind it, in words
     constraint: float  # share of the feasible demand, for constraint_mode="relative"; 0 for none
@@ -302,10 +283,9 @@ class Verdict:
 def judge(
     found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None
 ) -> Verdict:
-    """Judge a method's constraint by its frontier.
+    """Judge a method's constraint by its frontier and the learning rate that first order allows.
 
-    `scales` are the reciprocals of the retain and forget clip factors, so that changes are of the
-    losses; `trusted_rate` is the learning rate that first order allows, if there is a bound.
+    `scales` are the reciprocals of the clip factors, so that changes are of the losses.
     """
     feasible, free, share = found.feasible_limit, found.free_limit, found.free_share
     asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)

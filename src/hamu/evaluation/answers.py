@@ -42,8 +42,7 @@ def generate_answers(
     generation settings only its end tokens count.
 
     Args:
-        model, tokenizer: a causal language model with `generate`, and its tokenizer.
-        data: records encoded with loss_on="answer"; a batch has `batch_size` of them.
+        data: records encoded with loss_on="answer".
         max_new_tokens: the longest answer, shorter where the model's context ends before.
         sampling_seed: draws each token, at temperature 1 from the whole vocabulary.
 
@@ -223,9 +222,6 @@ def tofu_report(
     set that is missing.
 
     Args:
-        model, tokenizer: a causal language model, and its tokenizer.
-        sets: the sets to evaluate on.
-        batch_size: records per forward pass.
         max_length: cuts longer records at their end.
         most, seed: generate for this many records of each set at most, drawn by the seed.
         generate: False generates no answers, which take most of the time.

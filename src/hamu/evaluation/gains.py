@@ -30,11 +30,7 @@ class Gains(NamedTuple):
 
 
 def pareto_optimal(points: Sequence[Point]) -> list[bool]:
-    """Mark the points that no other beats: none is at least as good in both and better in one.
-
-    Raises:
-        HamuError: if a point is not finite.
-    """
+    """Mark the points that no other beats: none is at least as good in both and better in one."""
     _check_finite(points)
     return [
         not any(other != (x, y) and other[0] >= x and other[1] >= y for other in points)
@@ -43,11 +39,7 @@ def pareto_optimal(points: Sequence[Point]) -> list[bool]:
 
 
 def hypervolume(points: Sequence[Point], reference: Point) -> float:
-    """Area that the points dominate above a reference (Zitzler and Thiele 1998).
-
-    Raises:
-        HamuError: if a point or the reference is not finite.
-    """
+    """Area that the points dominate above a reference (Zitzler and Thiele 1998)."""
     _check_finite([*points, reference])
     area, reached = 0.0, reference[0]
     for x, y in sorted(points, key=lambda point: (point[1], point[0]), reverse=True):

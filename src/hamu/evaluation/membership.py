@@ -84,9 +84,8 @@ def membership_inference(
 ) -> MembershipInference | None:
     """Attack the losses by a logistic regression (after Shokri et al. 2017), and by a threshold.
 
-    Each class contributes as many records of the forget as of the test set, drawn at random: the
-    attacks cannot win by telling classes apart. None if fewer than 5 records match, or a loss is
-    not finite. `seed` is that of draw and folds.
+    Each class contributes as many records of the forget as of the test set, so that telling classes
+    apart is no use. None if fewer than 5 records match, or a loss is not finite.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -170,12 +169,8 @@ def gradient_scores(model: nn.Module, data: Dataset[Any], collate: Collate) -> T
     """-mean over parameter tensors of ‖∇ NLL‖₂ for each record, [records] float64.
 
     The gradient norm attack (Wang et al. 2024) as OpenUnlearning averages it (Dorna et al. 2025),
-    over the trainable tensors: of a model with an adapter, the adapter's.
-
-    Args:
-        model: a language model with a trainable tensor; it stays as it was.
-        data: items with input_ids and labels, e.g. `TextData`; a pass takes one.
-        collate: makes a batch of a list of items.
+    over the trainable tensors: of a model with an adapter, the adapter's. For arguments see
+    `predict_tokens`; a pass takes one record.
     """
     device = next(model.parameters()).device
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -219,15 +214,12 @@ def rmia_scores(log_p: Tensor, shadow_log_p: Tensor, population: Tensor) -> Tens
     """RMIA: share of the population that each record beats twofold (Zarifzadeh et al. 2024).
 
     The mean over z of 1[Pr(x|θ)/Pr(x) ≥ 2·Pr(z|θ)/Pr(z)], Pr(x) the mean over shadow models, half
-    of which were trained on x: the online attack, with γ = 2.
+    of which were trained on x: the online attack, with γ = 2. [N] float64; NaN without a loss.
 
     Args:
         log_p: log p of the right class under the attacked model, [N].
         shadow_log_p: the same under each shadow model, [S, N].
         population: positions of the records z, which the attacked model was not trained on, [Z].
-
-    Returns:
-        Scores, [N] float64, in 0..1, NaN without a loss; higher for a record that looks trained on.
     """
     prior = shadow_log_p.double().logsumexp(0) - math.log(len(shadow_log_p))
     ratios = log_p.double() - prior
@@ -247,15 +239,12 @@ def ulira_scores(confidence: Tensor, shadow_confidence: Tensor, holds: Tensor) -
     """U-LiRA: log N(c; μ_in, σ_in) - log N(c; μ_out, σ_out) of each record (Hayes et al. 2024).
 
     "In" are the shadow models that were trained on the record and unlearned it, "out" the others.
-    Both variances are shared by all records, as Carlini et al. 2022 advise for few models.
+    All records share both variances, as Carlini et al. 2022 advise for few models. [N] float64.
 
     Args:
         confidence: `confidences` under the attacked model, [N].
         shadow_confidence: the same under each unlearned shadow model, [S, N].
         holds: True where a shadow model was trained on the record, [S, N]; two of each per record.
-
-    Returns:
-        Scores, [N] float64, higher for a record that looks trained on and unlearned.
     """
 
     def log_density(chosen: Tensor) -> Tensor:
@@ -273,10 +262,7 @@ def shadow_figures(
 ) -> dict[str, float | None]:
     """AUC and TPR at 1% FPR of RMIA, and of U-LiRA if the shadow models have unlearned.
 
-    Args:
-        forget, test: the attacked model's predictions; members, and data never trained on.
-        shadows: predictions for the drawn test records after all forget records.
-        seed: of the draw, see `matched_by_class`.
+    `shadows` predict all forget records, then the test records that `matched_by_class` draws.
     """
     first, second = matched_by_class(forget.labels, test.labels, seed)
     labels = torch.cat([forget.labels, test.labels[second]])

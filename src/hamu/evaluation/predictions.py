@@ -114,8 +114,7 @@ def predict_tokens(
 def embed(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate) -> Tensor:
     """Input of the classifier's last linear layer, [N, D] float32 on the CPU; see `predict`.
 
-    Raises:
-        HamuError: if there is no such layer, or its input is no finite vector per image.
+    A HamuError if there is no such layer, or its input is no finite vector per image.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
@@ -139,8 +138,7 @@ def embed(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collat
 def principal_axes(vectors: Sequence[Tensor]) -> tuple[list[Tensor], float]:
     """Project groups of vectors, [N_i, D] each, onto their two common principal components.
 
-    Returns:
-        Each group, [N_i, 2], and the share of the variance. A missing axis is 0.
+    Returns each group, [N_i, 2], and the share of the variance. A missing axis is 0.
     """
     both = torch.cat(list(vectors)).double()
     centred = both - both.mean(0)

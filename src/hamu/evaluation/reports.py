@@ -229,11 +229,7 @@ class Metric(ABC):
 
 
 def build_metrics() -> dict[str, Metric]:
-    """Make all metrics of installed packages, by name.
-
-    Raises:
-        HamuError: if one cannot be loaded or made: every report has them all.
-    """
+    """Make all metrics of installed packages, by name; a HamuError if one cannot be made."""
     classes = plugins("hamu.metrics", "metric", needs_all=True)
     return {name: made("metric", cls) for name, cls in classes.items()}
 
@@ -262,9 +258,7 @@ def open_unlearning(report: Mapping[str, Any]) -> dict[str, float]:
 
     Its attacks take k = 40%, its PrivLeak is in percent, its gibberish figure is the clean share;
     TOFU's own sets take the place of the run's. A figure that was not measured has no key.
-
-    Args:
-        report: evaluation.json of a language model.
+    `report` is evaluation.json of a language model.
     """
     metrics, inference = report["metrics"], report["membership_inference"] or {}
     leak, noise = report.get("privleak"), metrics.get("gibberish")
