@@ -82,12 +82,6 @@ def test_it_names_the_loss_assessed_and_that_of_the_run_where_it_is_another(asse
     assert "but scrub has another loss: scrub_retain to retain, kl_to_original to forget." in screen
 
 
-def test_a_wrong_option_is_one_line(assess):
-    code, found, screen = assess("--assess_batches", "0")
-    assert (code, found) == (2, None)
-    assert screen == "hamu assess: most_batches (--assess_batches) 0 must be at least 1"
-
-
 def test_the_adapter_of_a_language_model(tmp_path, saved_text_model):
     data = ["--data", "miniature", "--max_length", "96", "--per_device_train_batch_size", "32"]
     problem = [*data, "--model", str(saved_text_model), "--forget_filter", "author~^V"]

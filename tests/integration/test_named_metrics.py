@@ -17,6 +17,8 @@ from hamu.evaluation.answers import rouge_l_recall
 
 FORGET = "--data t.jsonl --test_data u.jsonl --forget_filter author~^V --model text --max_length 96"
 SHADOWS = "--metrics rmia,ulira --shadow_models 4"
+NOISE = f"--data noise --forget_rows {','.join(map(str, range(40)))}"
+OF_NOISE = f"{NOISE} --model original/model"
 
 
 def run(line):
@@ -40,25 +42,24 @@ def here(tmp_path_factory, saved_text_model):
 
 @pytest.fixture(scope="module")
 def noise(here):
-    """Data without a pattern, the rows to forget, and models that know them all by heart and that never saw them."""
+    """Data without a pattern, and models that know them all by heart and that never saw the rows to forget."""
     draw = np.random.default_rng(0)
     Path("noise").mkdir()
     for name, count in (("train", 120), ("test", 60)):
         images = draw.integers(0, 256, (count, 8, 8), dtype=np.uint8)
         np.savez(f"noise/{name}.npz", images=images, labels=np.arange(count) % 2)
-    rows = ",".join(map(str, range(40)))
-    data = f"--data noise --forget_rows {rows}"
     how = "--model resnet8 --num_train_epochs 25 --learning_rate 3e-3 --optim adamw_torch"
     how += " --per_device_train_batch_size 32"
     assert run(f"train --data noise {how} --output_dir original") == 0
-    assert run(f"train {data} --without_forget {how} --output_dir retrained") == 0
-    return data
+    assert run(f"train {NOISE} --without_forget {how} --output_dir retrained") == 0
+    Path("elsewhere").mkdir()
+    Path("elsewhere/model").symlink_to(Path("original/model").resolve())
 
 
 def test_rmia_finds_what_a_model_knows_by_heart_and_nothing_in_one_that_never_saw_it(noise, capsys):
     aucs = []
     for name in ("original", "retrained"):
-        job = f"evaluate {noise} --model {name}/model --retain_model retrained/model"
+        job = f"evaluate {NOISE} --model {name}/model --retain_model retrained/model"
         assert run(f"{job} --metrics rmia --shadow_models 4 --output_dir rmia-{name}") == 0
         metrics = found_in(f"rmia-{name}")["metrics"]
         aucs.append(metrics["rmia_auc"])
@@ -74,13 +75,13 @@ def test_rmia_finds_what_a_model_knows_by_heart_and_nothing_in_one_that_never_sa
 
 def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
     steps = "--method gdiff --max_steps 4 --learning_rate 0.05 --save_strategy steps --save_steps 2"
-    assert run(f"unlearn {noise} --model original/model {steps} --output_dir run") == 0
-    assert run(f"evaluate {noise} --model run/model {SHADOWS} --output_dir ulira") == 0
+    assert run(f"unlearn {OF_NOISE} {steps} --output_dir run") == 0
+    assert run(f"evaluate {NOISE} --model run/model {SHADOWS} --output_dir ulira") == 0
     metrics = found_in("ulira")["metrics"]
     for name in ("rmia", "ulira"):
         assert 0 <= metrics[f"{name}_tpr_at_1_fpr"] <= metrics[f"{name}_auc"] <= 1
     assert metrics["ulira_auc"] > 0.7, "four steps hide little"
-    again = f"evaluate {noise} --model run/model --metrics ulira --shadow_models 4 --output_dir two"
+    again = f"evaluate {NOISE} --model run/model --metrics ulira --shadow_models 4 --output_dir two"
     assert run(again) == 0
     assert "rmia_auc" not in found_in("two")["metrics"]
     assert found_in("two")["metrics"]["ulira_auc"] == metrics["ulira_auc"]
@@ -90,34 +91,31 @@ def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (f"--model original/model {SHADOWS}", "ulira repeats the run that made the model"),
-        ("--model original/model --metrics rmia --shadow_models 5", "must be an even number"),
-        ("--model original/model --metrics rmia --shadow_models 2", "of at least 4"),
-        ("--model elsewhere/model --metrics rmia", "elsewhere/config.yaml is not there"),
-        ("--model original/model --metrics verbmem", "of images it may be rmia, ulira"),
-        ("--model original/model --lm_eval arc_easy", "lm_eval arc_easy is for texts"),
-        ("--model original/model --format open-unlearning", "open-unlearning is for texts"),
+        (f"{OF_NOISE} {SHADOWS}", "ulira repeats the run that made the model"),
+        (f"{OF_NOISE} --metrics rmia --shadow_models 5", "must be an even number"),
+        (f"{OF_NOISE} --metrics rmia --shadow_models 2", "of at least 4"),
+        (f"{NOISE} --model elsewhere/model --metrics rmia", "elsewhere/config.yaml is not there"),
+        (f"{OF_NOISE} --metrics verbmem", "of images it may be rmia, ulira"),
+        (f"{OF_NOISE} --lm_eval arc_easy", "lm_eval arc_easy is for texts"),
+        (f"{OF_NOISE} --format open-unlearning", "open-unlearning is for texts"),
+        (f"{OF_NOISE} --metrics rmia".replace("noise ", "noise/train.npz "), "give --test_data"),
+        (
+            "--data noise --forget_rows 1,2,3 --model original/model --metrics rmia",
+            "at least 5 test images of the classes that are forgotten; there are 3",
+        ),
+        (f"{FORGET} --metrics rmia", "of records it may be mia_gradnorm, verbmem; all others need"),
+        (f"{FORGET} --metrics verbmem --generate 0", "give a --generate above 0"),
+        (f"{FORGET} --format csv", "format 'csv' is unknown; it may be open-unlearning"),
+        (FORGET.replace("--test_data u.jsonl", "--metrics mia_gradnorm"), "give --test_data"),
+        (f"{FORGET} --lm_eval arc_easy", "pip install 'hamu[lm-eval]'"),
     ],
 )
-def test_what_cannot_be_measured_of_images_is_refused_first(noise, options, message, capsys):
-    Path("elsewhere").mkdir(exist_ok=True)
-    if not Path("elsewhere/model").exists():
-        Path("elsewhere/model").symlink_to(Path("original/model").resolve())
-    assert run(f"evaluate {noise} {options} --output_dir refused") == 2
+def test_what_cannot_be_measured_is_refused_first(noise, options, message, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert run(f"evaluate {options} --output_dir refused") == 2
     assert message in capsys.readouterr().err
     assert not Path("refused").exists()
-
-
-def test_shadow_models_need_data_that_were_never_trained_on(noise, capsys):
-    rest = noise.replace("noise ", "noise/train.npz ")
-    job = "--model original/model --metrics rmia --output_dir refused"
-    assert run(f"evaluate {rest} {job}") == 2
-    assert "give --test_data" in capsys.readouterr().err
-    few = "--data noise --forget_rows 1,2,3 --model original/model --metrics rmia"
-    assert run(f"evaluate {few} --output_dir refused") == 2
-    assert "at least 5 test images of the classes that are forgotten; there are 3" in (
-        capsys.readouterr().err
-    )
 
 
 def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):
@@ -145,33 +143,6 @@ def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):
     plain = found_in("plain")["metrics"]
     assert plain.keys() == {"extraction_strength", "exact_memorization"}, "no more by default"
     assert plain["extraction_strength"] == keys["extraction_strength"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--metrics rmia", "of records it may be mia_gradnorm, verbmem; all others need no name"),
-        ("--metrics verbmem --generate 0", "give a --generate above 0"),
-        ("--format csv", "format 'csv' is unknown; it may be open-unlearning"),
-    ],
-)
-def test_what_cannot_be_measured_of_texts_is_refused_first(options, message, capsys):
-    assert run(f"evaluate {FORGET} {options} --output_dir refused") == 2
-    assert message in capsys.readouterr().err
-    assert not Path("refused").exists()
-
-
-def test_gradient_norms_need_data_that_were_never_trained_on(capsys):
-    job = FORGET.replace("--test_data u.jsonl", "--metrics mia_gradnorm")
-    assert run(f"evaluate {job} --output_dir refused") == 2
-    assert "give --test_data" in capsys.readouterr().err
-
-
-def test_without_the_harness_its_tasks_are_refused_with_the_package_to_install(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert run(f"evaluate {FORGET} --lm_eval arc_easy --output_dir refused") == 2
-    assert "pip install 'hamu[lm-eval]'" in capsys.readouterr().err
 
 
 def test_a_local_task_of_the_harness_is_one_of_the_figures(capsys, monkeypatch, tmp_path):

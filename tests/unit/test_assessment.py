@@ -93,11 +93,8 @@ def test_each_side_has_its_own_clip_factor_and_each_variant_its_hardness():
     assert record["gradient_norms"] == pytest.approx(norms)
     assert record["clip_factors"] == pytest.approx({short: 1.0, long: most / norms[long]}, rel=1e-5)
     assert record["records"] == {"retain": 90, "forget": 40}
-    assert [record[key] for key in ("method", "constraint", "constraint_mode")] == [
-        "hamu-u",
-        0.01,
-        "absolute",
-    ]
+    settings = [record[key] for key in ("method", "constraint", "constraint_mode")]
+    assert settings == ["hamu-u", 0.01, "absolute"]
     assert record["hamu-u"] == asdict(found.hamu_u) == asdict(found.hardness)
     assert found.hamu_u.stop_threshold != pytest.approx(found.hamu_q.stop_threshold)
 
@@ -179,16 +176,9 @@ def test_intervals_cover_the_truth_about_as_often_as_they_claim():
     assert 2 * spread < sum(widths) / len(widths) < 5 * spread, "3.3 standard deviations, about"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # both kept as float32
 @pytest.mark.parametrize(
-    ("memory", "dtype", "records", "parts"),
-    [
-        (1e-6, torch.float32, 20, 1),
-        (5.5e-5, torch.float32, 20, 1),
-        (7.5e-5, torch.float32, 20, 9),
-        (7.5e-5, torch.bfloat16, 20, 9),  # kept as float32
-        (1.0, torch.float32, 20, 16),
-        (1.0, torch.float32, 7, 1),
-    ],
+    ("memory", "records", "parts"), [(5.5e-5, 20, 1), (7.5e-5, 20, 9), (1.0, 20, 16), (1.0, 7, 1)]
 )
 def test_as_many_parts_are_kept_as_memory_allows_and_none_if_too_few(memory, dtype, records, parts):
     sets = Points(20, 1), Points(20, 2)
@@ -202,29 +192,18 @@ def test_without_enough_parts_there_is_no_interval():
     assert few.agreement is record["intervals"] is record["blocks"][0]["intervals"] is None
 
 
-@pytest.mark.parametrize("batch_size", [500, 4])
-def test_the_graph_of_a_single_batch_is_made_once(batch_size, monkeypatch):
+@pytest.mark.parametrize(("batch_size", "following"), [(500, 2.3), (4, 3.3)])
+def test_the_graph_of_a_single_batch_is_made_once(batch_size, following, monkeypatch):
     """The count is of what was done: 3.3 records for a record's first product, 2.3 for others."""
-    passes, products = [], []
+    calls = []
     product, score = Hessian.product, AssessedModel.score
-
-    def scored(self, batch):
-        passes.append(len(products))
-        return score(self, batch)
-
-    def multiplied(self, vector):
-        products.append(1)
-        return product(self, vector)
-
-    monkeypatch.setattr(AssessedModel, "score", scored)
-    monkeypatch.setattr(Hessian, "product", multiplied)
+    monkeypatch.setattr(Hessian, "product", lambda *of: calls.append("product") or product(*of))
+    monkeypatch.setattr(AssessedModel, "score", lambda *of: calls.append("score") or score(*of))
     found = assessed(batch_size=batch_size, conflicts=False, curvature_samples=12)
-    passes = [done for done in passes if done]
-    is_single = batch_size == 500
-    assert set(passes) == ({1} if is_single else set(range(1, len(products) + 1)))
-    assert len(passes) == (1 if is_single else 3 * len(products))
-    following = 2.3 if is_single else 3.3
-    assert found.epochs == pytest.approx(1 + 12 * (3.3 + (len(products) - 1) * following) / 130)
+    products = calls.count("product")
+    passes = calls[calls.index("product") :].count("score")
+    assert passes == (1 if batch_size == 500 else 3 * products)
+    assert found.epochs == pytest.approx(1 + 12 * (3.3 + (products - 1) * following) / 130)
 
 
 def test_nothing_of_an_assessment_is_computed_in_tf32(monkeypatch):
@@ -327,27 +306,29 @@ NEXT_TO_NOTHING = "It will be very hard: this demand costs nothing, but it forge
 
 @pytest.mark.parametrize("variant", [HamuQ, HamuU])
 @pytest.mark.parametrize(
-    ("cosines", "constraint", "answer"),
+    ("cosines", "constraint", "code", "answer"),
     [
-        ([-0.5], 0.5, "It will be easy, start: "),
-        ([0.8], 0.5, "It will be moderately hard, start: "),
-        ([0.98], 0.1, "It will be hard, start: "),
-        ([0.98], 0.5, "It will be hard, and this demand has a price: it will "),
-        ([0.98], 0.5, "start with --constraint_mode relative --constraint 0.1, which is free"),
-        ([0.5], 100.0, "Do not start with this demand, which no step can meet"),
-        ([0.9995], 0.5, "do not start: only 3.2% of what the gradients allow is free, and more"),
-        ([0.9992], 0.02, NEXT_TO_NOTHING),
-        ([1.0, 1.0], 0.5, "do not start: no demand is free"),
+        ([-0.5], 0.5, 0, "It will be easy, start: "),
+        ([0.8], 0.5, 0, "It will be moderately hard, start: "),
+        ([0.98], 0.1, 0, "It will be hard, start: "),
+        ([0.98], 0.5, 3, "It will be hard, and this demand has a price: it will "),
+        ([0.98], 0.5, 3, "start with --constraint_mode relative --constraint 0.1, which is free"),
+        ([0.5], 100.0, 4, "Do not start with this demand, which no step can meet"),
+        ([0.9995], 0.5, 4, "do not start: only 3.2% of what the gradients allow is free, and more"),
+        ([0.9992], 0.02, 0, NEXT_TO_NOTHING),
+        ([1.0, 1.0], 0.5, 4, "do not start: no demand is free"),
     ],
 )
 def test_it_answers_how_hard_it_will_be_and_whether_to_start(
-    found, variant, cosines, constraint, answer
+    found, variant, cosines, constraint, code, answer
 ):
     method = variant(constraint, "relative" if constraint < 1 else "absolute")
     curve = frontier(gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines), method)
-    text = plain_answer(replace(found, method=method, frontiers={method.name: curve}))
-    assert answer in text
-    assert ("no demand is free" in text) == (curve.free_limit == 0)
+    judged = replace(found, method=method, frontiers={method.name: curve})
+    assert judged.verdict.code == code
+    assert answer in plain_answer(judged)
+    clamped = replace(judged, method=replace(method, on_infeasible="clamp"))
+    assert clamped.verdict.code == (3 if constraint > 1 else code), "the most is asked"
 
 
 def test_it_names_what_makes_it_doubtful(found):

@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from rouge_score.rouge_scorer import RougeScorer
 
 from hamu.data import TextRecord, TextRecords, encode, read_text
 from hamu.evaluation import TokenPredictions, open_unlearning
@@ -40,35 +39,11 @@ def rouge_l_f1(answers, references):
     return rouge_l(answers, references, "fmeasure")
 
 
-def lcs(one, other):
-    """Length of the longest common subsequence, by its recursion."""
-    table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
-    for i, a in enumerate(one):
-        for j, b in enumerate(other):
-            table[i + 1][j + 1] = (
-                table[i][j] + 1 if a == b else max(table[i][j + 1], table[i + 1][j])
-            )
-    return table[-1][-1]
-
-
-def slow_f1(answer, reference):
-    one, other = answer.lower().split(), reference.lower().split()
-    common = lcs(one, other)
-    return 0.0 if not common else 2 * common / (len(one) + len(other))
-
-
-def test_f1_is_that_of_the_longest_common_subsequence_and_of_rouge_score():
-    words = ["ness", "orla", "port", "by", "sea", "tall", "bird"]
-    drawn = random.Random(0)
-    answers, references = ([" ".join(drawn.choices(words, k=7)) for _ in range(20)] for _ in "ab")
-    found = rouge_l_f1(answers, references).tolist()
-    assert found == pytest.approx(
-        [slow_f1(*pair) for pair in zip(answers, references, strict=True)]
-    )
-    scorer = RougeScorer(["rougeL"], use_stemmer=True)
-    pairs = zip(references, answers, strict=True)
-    assert found == pytest.approx([scorer.score(*pair)["rougeL"].fmeasure for pair in pairs])
-    assert rouge_l_f1(["", "ness", ""], ["ness", "ness", ""]).tolist() == [0.0, 1.0, 1.0]
+def test_f1_is_that_of_the_longest_common_subsequence():
+    answers = ["ness orla port", "Port by the sea, Ness", "", "ness", ""]
+    references = ["ness by port", "by tall birds", "ness", "ness", ""]
+    expected = [2 * 2 / (3 + 3), 2 * 1 / (5 + 3), 0.0, 1.0, 1.0]
+    assert rouge_l_f1(answers, references).tolist() == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")

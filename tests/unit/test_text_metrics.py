@@ -15,6 +15,8 @@ from hamu.errors import HamuError
 from hamu.evaluation import (
     TofuSets,
     TokenPredictions,
+    exact_memorization,
+    extraction_strength,
     forget_quality,
     generate_answers,
     predict_tokens,
@@ -294,12 +296,6 @@ def test_membership_scores_match_a_loop(model, tokenizer):
         assert {name: s[place].item() for name, s in found.items()} == pytest.approx(slow, **CLOSE)
 
 
-def test_of_a_text_of_one_token_every_share_is_that_token():
-    found = membership_scores(of_losses([[2.0]], expected=-1.0, spread=0.5), ["a"])
-    assert [found[n].item() for n in ("loss", "min_k", "min_k_40")] == [-2.0] * 3
-    assert found["min_k_plus_plus"].item() == found["min_k_plus_plus_40"].item() == -2.0
-
-
 def slow_gradient_score(model, tokenizer, record):
     """Mean over tensors of the L2 norm of the gradient of the record's mean -log p, by backward."""
     model = copy.deepcopy(model).eval()
@@ -388,6 +384,7 @@ def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     sure = of_losses([[0.0, 3.0]], expected=0.0, spread=0.0)  # counts as a thousandth at least
     found = membership_scores(sure, ["text"])["min_k_plus_plus"].item()
     assert found == pytest.approx(-3.0 / 0.001)
+    assert found == membership_scores(sure, ["text"])["min_k_plus_plus_40"], "a token at least"
     some, broken = of_losses([[1.0]]), of_losses([[math.inf]])
     assert text_membership(broken, some, ["a"], ["a"]) is None
     members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
@@ -424,15 +421,9 @@ def test_the_report_matches_a_loop(model, tokenizer):
     is_member = [1] * len(FORGET) + [0] * len(sets["test"])
     slow = {n: roc_auc_score(is_member, torch.cat([s[n] for s in scores])) for n in ATTACKS}
     assert report["membership_inference"] == pytest.approx(slow)
-    metrics = {"extraction_strength": [], "exact_memorization": []}
-    for record in FORGET.records:
-        rows = token_logits(model, tokenizer, record)
-        right = [int(row.argmax()) == token for token, row in rows]
-        k = next((n for n in range(len(right)) if all(right[n:])), len(right))
-        metrics["extraction_strength"].append(1 - k / len(right))
-        metrics["exact_memorization"].append(mean(right))
-    slow = {name: mean(values) for name, values in metrics.items()}
-    assert report["metrics"] == pytest.approx(slow)
+    known = (extraction_strength, exact_memorization)
+    slow = {of.__name__: of(predictions["forget"]).mean().item() for of in known}
+    assert report["metrics"] == slow
     del predictions["test"]
     assert text_report(predictions, texts=spoken)["membership_inference"] is None
 
