@@ -145,7 +145,10 @@ class Assessment:
             "hamu-q": asdict(self.hamu_q),
             "hamu-u": asdict(self.hamu_u),
             "intervals": whole,
-            "frontiers": {name: _plain(vars(found)) for name, found in self.frontiers.items()},
+            "frontiers": {
+                name: {k: v.tolist() if isinstance(v, Tensor) else v for k, v in vars(one).items()}
+                for name, one in self.frontiers.items()
+            },
             "learning_rate": self.learning_rate,
             "curvature": curvature,
             "second_order": self.second_order and asdict(self.second_order),
@@ -165,10 +168,6 @@ class Assessment:
             found[name]["regime"] = hard.REGIMES[found[name]["regime"]]
         found |= {key: found[self.method.name][key] for key in ("kappa", "cos", "regime")}
         return found | {"intervals": self.intervals and self.intervals.row(1 + number)}
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: v.tolist() if isinstance(v, Tensor) else v for key, v in values.items()}
 
 
 def check_settings(
@@ -282,7 +281,8 @@ def _first_order(
 ) -> dict[str, Any]:
     """The figures of an `Assessment` that follow from the gradients."""
     raw = parted.gram()
-    gram, clip = hard.clipped(raw, max_norm), raw.clip_factors(max_norm)
+    clip = raw.clip_factors(max_norm)
+    gram = raw.scaled(*clip)
     variants = hard.variants_of(method)
     statuses = {name: hard.constraint_status(gram, one) for name, one in variants.items()}
     retain_norm, forget_norm = raw.retain_sq.sum().sqrt(), raw.forget_sq.sum().sqrt()

@@ -81,11 +81,6 @@ def constraint_status(gram: PairGram, method: HamuQ | HamuU) -> ConstraintStatus
     return status
 
 
-def clipped(gram: PairGram, max_grad_norm: float | None) -> PairGram:
-    """Gram after clipping, as a step weighs it."""
-    return gram.scaled(*gram.clip_factors(max_grad_norm))
-
-
 def measure_hardness(
     model: nn.Module,
     retain: Dataset[Any],
@@ -102,9 +97,9 @@ def measure_hardness(
     assessed = AssessedModel(model, retain, forget, collate, batch_size)
     with assessed.untouched():
         sides = [parted_gradient(assessed, side, parts=1) for side in ("retain", "forget")]
-        gram = clipped(PartedGram.of(assessed, *sides).gram(), max_grad_norm=1.0)
+        gram = PartedGram.of(assessed, *sides).gram()
     method = HamuQ(0.5, constraint_mode="relative", stopping="off")
-    return Hardness.at(constraint_status(gram, method))
+    return Hardness.at(constraint_status(gram.scaled(*gram.clip_factors(1.0)), method))
 
 
 @dataclass(frozen=True)
@@ -165,7 +160,8 @@ def bootstrap(
 
     def of_sample(*counts: Tensor) -> list[Tensor]:
         """κ, cosθ, and both thresholds of each variant; of the whole model and blocks, [1 + L]."""
-        gram = clipped(parted.gram(*counts), max_grad_norm)
+        gram = parted.gram(*counts)
+        gram = gram.scaled(*gram.clip_factors(max_grad_norm))
         total = gram.total()
         pairs = [(total.dot, gram.dot), (total.cos, gram.cos)]
         for variant in variants.values():

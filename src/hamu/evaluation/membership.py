@@ -160,11 +160,6 @@ def membership_scores(predictions: TokenPredictions, texts: Sequence[str]) -> di
     return found
 
 
-def reference_scores(predictions: TokenPredictions, reference: TokenPredictions) -> Tensor:
-    """NLL under a reference model less that under ours, [records] (Carlini et al. 2021)."""
-    return reference.record_losses - predictions.record_losses
-
-
 def gradient_scores(model: nn.Module, data: Dataset[Any], collate: Collate) -> Tensor:
     """-mean over parameter tensors of ‖∇ NLL‖₂ for each record, [records] float64.
 

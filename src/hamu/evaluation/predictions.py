@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -171,8 +171,12 @@ def _predicted(
     turns = [order[start : start + world] for start in range(0, len(order), world)]
     device, found = next(model.parameters()).device, []
     fetch = getattr(data, "__getitems__", lambda rows: [data[i] for i in rows])
+    start = 0
     with evaluating(model):
-        for batch in _batches(turns, lengths, batch_size):
+        while start < len(turns):  # the longest first
+            most = min(batch_size, _PASS // max(1, lengths[turns[start][0]]))
+            batch = turns[start : start + max(1, most)]
+            start += len(batch)
             rows = [turn[place % len(turn)] for turn in batch]
             inputs = {key: value.to(device) for key, value in collate(fetch(rows)).items()}
             *columns, row = (column.cpu() for column in measure(model, inputs))
@@ -190,18 +194,6 @@ def _predicted(
 
 def _joined(parts: Sequence[Columns]) -> Columns:
     return tuple(map(torch.cat, zip(*parts, strict=True)))
-
-
-def _batches(
-    turns: Sequence[list[int]], lengths: Sequence[int], size: int
-) -> Iterator[Sequence[list[int]]]:
-    """Batches of turns, longest texts first: at most `size` turns, and `_PASS` padded tokens."""
-    start = 0
-    while start < len(turns):
-        longest = max(1, lengths[turns[start][0]])
-        end = start + max(1, min(size, _PASS // longest))
-        yield turns[start:end]
-        start = end
 
 
 def _columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:

@@ -21,7 +21,6 @@ from hamu.evaluation.membership import (
     AttackScores,
     loss_attack,
     membership_inference,
-    reference_scores,
     text_membership,
 )
 from hamu.evaluation.memorization import exact_memorization, extraction_strength
@@ -159,8 +158,10 @@ def text_report(
         "exact_memorization": exact_memorization(predictions["forget"]).mean().item(),
     }
     if reference is not None and "test" in predictions:
-        both = (reference_scores(predictions[n], reference[n]) for n in ("forget", "test"))
-        report["metrics"]["mia_reference"] = AttackScores(*both).auc
+        sets = [(reference[name], predictions[name]) for name in ("forget", "test")]
+        # Carlini et al. 2021
+        scores = (theirs.record_losses - ours.record_losses for theirs, ours in sets)
+        report["metrics"]["mia_reference"] = AttackScores(*scores).auc
     return report
 
 
