@@ -31,10 +31,8 @@ FULL_BATCH = 128  # records; a larger batch costs hardly less for each of them
 
 
 def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
-    """Norm of all entries in float64, read from the device once; 0 of nothing."""
+    """Norm of all entries in float64, read from the device once."""
     pieces = [p for t in tensors if t.numel() for p in torch.split(t.reshape(-1), WIDENED)]
-    if not pieces:
-        return 0.0
     norms = torch._foreach_norm(pieces, order, dtype=torch.float64)
     together = torch.stack([n.to(norms[0].device) for n in norms])
     return float(torch.linalg.vector_norm(together, order).item())

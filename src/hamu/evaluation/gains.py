@@ -124,14 +124,5 @@ def state_at(entries: Iterable[Mapping[str, Any]], level: Level) -> dict[str, fl
 
 def gains_of(evaluation: Mapping[str, Any]) -> Gains:
     """Gains of the saved model, by evaluation.json; a run may have returned to an earlier state."""
-    before, after = (
-        {side: evaluation[role][side]["loss"] for side in Gains._fields}
-        for role in ("before", "after")
-    )
-    return Gains.between(before, after)
-
-
-def is_near(one: Gains, other: Gains) -> bool:
-    """True for points that differ by no more than two measurements of one model."""
-    pairs = zip(one, other, strict=True)
-    return all(math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-7) for a, b in pairs)
+    models = (evaluation[role] for role in ("before", "after"))
+    return Gains.between(*({s: one[s]["loss"] for s in Gains._fields} for one in models))

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from hamu.assess import Frontier
 from hamu.core.methods import TABLE, HamuQ, HamuU
 from hamu.evaluation import attacks
-from hamu.evaluation.gains import Gains, is_near
+from hamu.evaluation.gains import Gains
 from hamu.report.tables import attack_figure, strengths
 
 # Colour and marker of each method, in the order of the table: Okabe and Ito's colours, distinct in
@@ -179,7 +179,7 @@ def draw_trajectories(
         width, label = 2.4 if name.startswith("hamu") else 1.3, label if is_first else "_hidden"
         line = axes.plot(*np.array(points).T, marker=marker, markevery=slice(1, None), **look)
         plt.setp(line, label=label, linewidth=width)
-        if not is_near(end, points[-1]):
+        if not np.allclose(end, points[-1], rtol=1e-4, atol=1e-7):
             axes.plot(*end, label=ring, **look, **_RING)
             ring = "_hidden"
     for line_at in (axes.axhline, axes.axvline):
