@@ -218,6 +218,13 @@ def test_the_second_order_condition_is_the_constrained_minimum(demand):
     assert found.positive_definite
     assert found.damping == 0
     assert found.unavoidable or found.kappa <= found.bound_threshold, "Lemma B.1 is sufficient"
+    sphere = second_order(
+        lambda v: 2 * v, g_r, g_f, spectrum_of(2 * torch.eye(12, dtype=F64)), demand
+    )
+    assert sphere.unavoidable == sphere.spherical_unavoidable
+    assert sphere.spherical_threshold == pytest.approx(
+        (g_r.norm() * g_f.norm()).item() - 2 * demand
+    )
 
 
 @pytest.mark.parametrize("span", [1.0, 1.5, 2.6, 4.0])
@@ -241,16 +248,6 @@ def test_a_solver_that_has_not_arrived_gives_no_verdict(span):
             assert found.damping > 0 or found.unavoidable == (share > 1)
             assert found.undecided == ""
     assert (decided == 0) if span > 2 else (decided > 3)
-
-
-def test_on_a_sphere_both_conditions_agree():
-    _, g_r, g_f = spread()
-    h = 2.0 * torch.eye(len(g_r), dtype=F64)
-    for demand in (0.1, 3.0, 30.0):
-        found = second_order(lambda v: h @ v, g_r, g_f, spectrum_of(h), demand)
-        assert found.unavoidable == found.spherical_unavoidable
-        norms = (g_r.norm() * g_f.norm()).item()
-        assert found.spherical_threshold == pytest.approx(norms - 2 * demand)
 
 
 def test_a_hessian_that_is_not_positive_definite_is_noticed():
