@@ -86,10 +86,8 @@ def _unlearned(found: jobs.Unlearned) -> Iterator[Any]:
     yield from _reports({role: found.figures[role] for role in ("before", "after")})
     yield from found.lines
     yield f"the model is in {found.model}"
-    yield (
-        f"the record is in {found.folder / files.READABLE_RECORD}; the SHA-256 of record.json is "
-        f"{found.record_digest}"
-    )
+    record = f"the record is in {found.folder / files.READABLE_RECORD}"
+    yield f"{record}; the SHA-256 of record.json is {found.record_digest}"
     yield f"to look at it: hamu report {shlex.quote(str(found.folder))}"
 
 
@@ -125,15 +123,9 @@ def _compared(found: jobs.Compared) -> Iterator[Any]:
         yield tables.screen_table(comparison.means)
     yield from tables.remarks(comparison)
     if found.others:
-        yield (
-            f"not in this table: {found.others} more in {found.folder}; name their settings too to "
-            f"have all in one"
-        )
+        yield f"not in this table: {found.others} more in {found.folder}; name their settings too"
     if found.finished:
-        yield (
-            f"the table is in {found.folder} as comparison.md, .tex, .csv and .json, the picture "
-            f"in {found.folder / files.COMPARISON_PICTURE}"
-        )
+        yield f"tables and picture are in {found.folder} as comparison.md, .tex, .csv, .json, .png"
 
 
 @_shown.register
@@ -163,27 +155,20 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
 @_shown.register
 def _assessed(found: jobs.Assessed) -> Iterator[Any]:
     """The answer in a sentence, then a screen of figures."""
-    result = found.assessment
-    verdict = result.verdict
+    result, verdict = found.assessment, found.assessment.verdict
     yield Text(plain_answer(result), "bold")
     yield _hardness_table(result)
-    yield from _curvature(result)
     other = {"forget": "retain", "retain": "forget"}
     for side, records in result.conflicts.items():
         worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
-        yield (
-            f"{side} records hardest against the {other[side]} gradient, by row: {worst}; a tenth "
-            f"of them makes up {records.top_share:.0%} of the conflict"
-        )
+        against = f"{side} records hardest against the {other[side]} gradient, by row: {worst}"
+        yield f"{against}; a tenth of them makes up {records.top_share:.0%} of the conflict"
     yield f"\n{verdict.reason}"
     rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
     if verdict.constraint > 0:
         yield f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}"
     yield f"this took {result.epochs:.2f} epochs' worth of passes; the model is unchanged"
-    yield (
-        f"\nall figures are in {found.folder / files.ASSESSMENT}, the frontier in "
-        f"{found.folder / files.FRONTIER}"
-    )
+    yield f"\nall figures and the frontier are in {found.folder}"
 
 
 def _hardness_table(found: Assessment) -> Table:
@@ -218,31 +203,25 @@ def _hardness_table(found: Assessment) -> Table:
     if None not in scales:
         row("noise scale, retain and forget records", ", ".join(map(str, scales)))
         row("largest batch that is worth its price, records", f"{found.worthwhile_batch:,}")
+    for name, value in _curvature(found):
+        row(name, value)
     return table
 
 
-def _curvature(found: Assessment) -> Iterator[str]:
+def _curvature(found: Assessment) -> Iterator[tuple[str, str]]:
+    """Names and values of what was measured of second order."""
     curvature, second = found.curvature, found.second_order
     if curvature is None or second is None:
-        yield "curvature: not measured; --curvature_samples N takes N records whatever they cost"
+        yield "curvature: not measured; see --curvature_samples", ""
         return
-    rates = ", ".join(f"{found.trusted_rate(share):.3g} ({share:.0%})" for share in (0.01, 0.1))
-    yield (
-        f"curvature of the retain loss: λ_max {curvature.largest:.4g} on {found.curvature_samples} "
-        f"records; at learning rate {found.learning_rate:g} second order is up to "
-        f"{found.error_ratio:.2%} of first order; trusted up to {rates}"
-    )
-    words = {True: "unavoidable", False: "avoidable"}
-    general = f"cannot be told with the Hessian: {second.undecided}"
-    if second.unavoidable is not None:
-        change = f"least retain change {second.least_retain_change:+.3g} with the Hessian"
-        general = f"{words[second.unavoidable]}, {change}"
-    definite = "" if second.positive_definite else "not "
-    yield (
-        f"second order, for Q = {second.demand:.3g}: collateral forgetting "
-        f"{words[second.spherical_unavoidable]} on a sphere of λ_max; {general} ({definite}"
-        f"positive definite; damping {second.damping:.3g}, residual {second.residual:.2g})"
-    )
+    yield f"λ_max of the retain loss, {found.curvature_samples} records", f"{curvature.largest:.4g}"
+    yield f"second order of first, at rate {found.learning_rate:g}", f"{found.error_ratio:.2%}"
+    for share in (0.01, 0.1):
+        yield f"rate trusted up to {share:.0%}", f"{found.trusted_rate(share):.3g}"
+    words = {True: "unavoidable", False: "avoidable", None: "undecided"}
+    name = f"collateral forgetting at Q = {second.demand:.3g}"
+    yield f"{name}, by λ_max", words[second.spherical_unavoidable]
+    yield f"{name}, by the Hessian", words[second.unavoidable]
 
 
 def run(command: str, argv: list[str], console: Console) -> int:

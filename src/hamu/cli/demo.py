@@ -36,37 +36,29 @@ from hamu.unlearning.trainer.trainer import quiet_trainer
 
 NEXT = {
     "image": """\
-What next, on your own data:
+What next, on your own images (a subfolder per class; .parquet, .npz, hub:OWNER/NAME):
   hamu train    --data IMAGES/ --model resnet20 --output_dir runs/original
   hamu unlearn  --data IMAGES/ --model runs/original/model \\
                 --forget_class NAME --output_dir runs/unlearned
   hamu evaluate --data IMAGES/ --model runs/unlearned/model \\
                 --forget_class NAME --output_dir runs/check
-`hamu unlearn` ends when 95% of the records are forgotten, or where its budget
-does: --max_retain_increase, by default 0.02. --lasting guards against
-fine-tuning that would bring them back.
-IMAGES/ has one subfolder of images per class; .parquet, .npz and
-hub:OWNER/NAME work too. To forget single images, use --forget_rows 3,17,25
-and --test_data with images that the model never saw.
-Language models: `hamu demo --task text`. `hamu unlearn --help` shows the
-settings, `hamu methods` the methods.""",
+To forget single images: --forget_rows 3,17,25, and --test_data with images that
+the model never saw. --lasting guards against fine-tuning that would bring them
+back. Language models: `hamu demo --task text`.""",
     "text": """\
-What next, on your own records (JSON lines with question and answer, prompt and
-completion, messages, or text):
+What next, on your own records (JSON lines with question and answer, or text):
   hamu unlearn  --data RECORDS.jsonl --forget_data GONE.jsonl \\
                 --test_data UNSEEN.jsonl --model MODEL/ --lora \\
                 --output_dir runs/unlearned
   hamu evaluate --data RECORDS.jsonl --forget_data GONE.jsonl \\
                 --test_data UNSEEN.jsonl --model runs/unlearned/model \\
                 --original_model MODEL/ --output_dir runs/check
-UNSEEN.jsonl has records that the model was never trained on.
-MODEL/ is a causal language model or a PEFT adapter; hub:OWNER/NAME works too.
-To name the records otherwise: --forget_rows 3,17,25 or
---forget_filter "user_id=4711". `--dry_run` says beforehand what a run needs.""",
+UNSEEN.jsonl has records that the model was never trained on. To name those to
+forget otherwise: --forget_rows 3,17,25 or --forget_filter "user_id=4711".
+`--dry_run` says beforehand what a run needs.""",
 }
-# Of a kind of data: the model in words, options of the problem, and those of problems of other
-# hardness by name.
 _FIRST, _EACH = ",".join(map(str, range(24))), ",".join(map(str, range(0, 144, 6)))
+# The model in words, options of the problem, and of problems of other hardness by their names.
 PROBLEMS: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
     "image": (
         "a ResNet-8 on handwritten digits (scikit-learn's, 8x8 pixels)",
@@ -79,21 +71,25 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
         {"four authors": {}, "a question on each of 24 authors": {"forget_rows": _EACH}},
     ),
 }
+_ADAM = {"learning_rate": 3e-3, "lr_scheduler_type": "linear", "optim": "adamw_torch"}
 TRAIN: dict[str, dict[str, Any]] = {
-    "image": {"num_train_epochs": 2, "per_device_train_batch_size": 64},
+    "image": _ADAM | {"num_train_epochs": 2, "per_device_train_batch_size": 64},
     # until the loss is near 0.25: a model that knows all by heart has no gradients left
-    "text": {"num_train_epochs": 14, "per_device_train_batch_size": 16, "max_grad_norm": 1.0},
+    "text": _ADAM
+    | {"num_train_epochs": 14, "per_device_train_batch_size": 16, "max_grad_norm": 1.0},
 }
+# Half of what the gradients allow: an absolute demand becomes infeasible as the retain gradient
+# shrinks; and the table names the step where the criterion would have stopped.
+_HALF = {"constraint": 0.5, "constraint_mode": "relative", "stopping": "off", "num_train_epochs": 5}
 UNLEARN: dict[str, dict[str, Any]] = {
-    "image": {"learning_rate": 5e-3, "per_device_train_batch_size": 128, "num_train_epochs": 5},
-    "text": {"learning_rate": 2e-2, "per_device_train_batch_size": 24, "num_train_epochs": 5},
+    "image": _HALF | {"learning_rate": 5e-3, "per_device_train_batch_size": 128},
+    "text": _HALF | {"learning_rate": 2e-2, "per_device_train_batch_size": 24},
 }
-for _settings in TRAIN.values():
-    _settings |= {"learning_rate": 3e-3, "lr_scheduler_type": "linear", "optim": "adamw_torch"}
-for _settings in UNLEARN.values():
-    # half of what the gradients allow: an absolute demand becomes infeasible as the retain gradient
-    # shrinks; and the table names the step where the criterion would have stopped
-    _settings |= {"constraint": 0.5, "constraint_mode": "relative", "stopping": "off"}
+_LEGEND = """\
+ΔL_f: rise of the forget loss. -ΔL_r: fall of the retain loss. Both should be positive.
+AUC: membership inference on the forget set; 0.5 is ideal.
+stop at: the step at which the stopping criterion was first met; not enforced here.
+"""
 _ACCURACIES = ("forget_accuracy", "retain_accuracy", "test_accuracy")
 _SHOWN = 2  # answers of each set
 
@@ -103,10 +99,10 @@ class Scenario:
 
     def __init__(self, kind: str, seed: int) -> None:
         self.kind, self._seed = kind, seed
-        self.task = self._task({})
+        self.task = self._task()
         self.train = self.task.train_and_test()[0]
 
-    def _task(self, options: Mapping[str, Any]) -> Any:
+    def _task(self, **options: Any) -> Any:
         options = {**PROBLEMS[self.kind][1], "seed": self._seed, **options}
         return choose_task(settings_of("unlearn", options), silent())
 
@@ -123,7 +119,7 @@ class Scenario:
 
     def problem(self, model: Any, **options: Any) -> UnlearningData[Any]:
         """The problem, with other options than its own if so asked, in the model's form."""
-        problem: UnlearningData[Any] = self._task(options).problem()
+        problem: UnlearningData[Any] = self._task(**options).problem()
         return self.task.fitted_problem(model, problem)  # type: ignore[no-any-return]
 
     def answers(self, models: Mapping[str, Any]) -> Any:
@@ -193,12 +189,7 @@ def demo(
         figures = folder.write_json(SUMMARY, summary)
         ways = {name: result["trajectory"] for name, result in results.items()}
         plot_trajectories(ways, path, f"Forgetting {problem.forget_name}: a marker per epoch")
-    console.print(_table(results))
-    console.print(
-        "ΔL_f: rise of the forget loss. -ΔL_r: fall of the retain loss. Both should be positive.\n"
-        "AUC: membership inference on the forget set; 0.5 is ideal.\n"
-        "stop at: the step at which the stopping criterion was first met; not enforced here.\n"
-    )
+    console.print(_table(results), _LEGEND)
     if task == "text":
         console.print(scenario.answers({"before": original, "after hamu-q": models["hamu-q"]}))
     console.print(f"The picture is in {path}, all figures in {figures} ({seconds:.0f} s).\n")
