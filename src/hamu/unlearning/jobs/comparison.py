@@ -64,7 +64,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         rates = asked.learning_rates or [args.learning_rate]
         grid = cells(methods, asked.constraints or [args.constraint], rates, seeds)
     task = choose_task(settings, console or silent())
-    folder, problem = task.start(resume=holds_a_comparison(Path(str(args.output_dir))))
+    task.run.resume = holds_a_comparison(Path(str(args.output_dir)))
+    folder, problem = task.start()
     task.settle_adapter()
     own = {*vars(asked), *vars(attacks), "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}

@@ -103,13 +103,11 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
         method = HamuQ(args.constraint, args.constraint_mode)  # type: ignore[arg-type]
     instead = "" if method.name == args.method else f", as {args.method} has no constraint"
     task.announce(problem, f": assessed for {method.name}{instead}")
-    others = [f"{name} to {side}" for side, name in args.objectives().items()
-              if name not in (None, CrossEntropy.name)]  # fmt: skip
+    usual = (None, CrossEntropy.name)
+    others = [f"{name} to {side}" for side, name in args.objectives().items() if name not in usual]
     if others:
-        task.tell(
-            f"assessed with cross-entropy on both sides, but {args.method} has another loss: "
-            f"{', '.join(others)}. How hard that is, and what it costs, may differ"
-        )
+        known = f"cross-entropy on both sides, but {args.method} has another loss"
+        task.tell(f"assessed with {known}: {', '.join(others)}. Hardness and cost may differ")
     with task_bar(task.console) as bar:
         shown = bar.add_task("assess", total=None)
         found = assess_model(
@@ -121,9 +119,7 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
             blocks=args.blocks,  # type: ignore[arg-type]
             conflicts=asked.conflicts,
             seed=args.seed,
-            progress=lambda done, total: bar.update(
-                shown, completed=round(done), total=round(total)
-            ),
+            progress=lambda done, of: bar.update(shown, completed=round(done), total=round(of)),
             **how,
         )
     with folder:

@@ -139,7 +139,6 @@ class Task(ABC):
         return None
 
     def dtype(self) -> str:
-        """Name of the type in which models are loaded."""
         return "float32"
 
     def settle_adapter(self) -> None:
@@ -157,7 +156,6 @@ class Task(ABC):
         return re.fullmatch(self.built_in, model) is not None
 
     def named_models(self) -> dict[str, str]:
-        """The models of this job that are named, by role."""
         run = self.run
         named = {"model": run.model, "retain": run.retain_model, "original": self.original_model}
         return {role: name for role, name in named.items() if name is not None}
@@ -167,16 +165,16 @@ class Task(ABC):
         for name in self.named_models().values():
             storage.check_is_saved(name, self.configs)
 
-    def folder(self, *, resume: bool = False) -> RunFolder:
-        """The output folder."""
-        place, overwrite = str(self.args.output_dir), self.run.overwrite
-        return RunFolder(place, overwrite=overwrite, resume=resume, sources=self.sources())
+    def folder(self) -> RunFolder:
+        place, how = str(self.args.output_dir), self.run
+        sources = self.sources()
+        return RunFolder(place, overwrite=how.overwrite, resume=how.resume, sources=sources)
 
-    def start(self, *, resume: bool = False) -> tuple[RunFolder, Problem]:
+    def start(self) -> tuple[RunFolder, Problem]:
         """The output folder and the problem, of a command that has a model."""
         if self.run.model is None:
             raise HamuError("name the model with --model: one of hamu train, or hub:OWNER/NAME")
-        folder, problem = self.folder(resume=resume), self.problem()
+        folder, problem = self.folder(), self.problem()
         self.check_models()
         return folder, problem
 
@@ -210,7 +208,6 @@ class Task(ABC):
         return problem
 
     def announce(self, problem: Problem, more: str) -> None:
-        """Name the sets of a problem."""
         forget = f"forget {len(problem.forget)} {self.noun} ({problem.forget_name})"
         self.console.print(f"{forget}, retain {len(problem.retain)}{more}")
 
@@ -227,12 +224,11 @@ class Task(ABC):
         return chosen[0]
 
     def train_and_test(self) -> tuple[Any, Any]:
-        """The training data, and the test data or None."""
         data, place = self.data, self.data.data_dir
         if data.data is None:
             known = f"{self.bundled}, a file, a folder, or hub:OWNER/NAME"
             raise HamuError(f"name the training data with --data: {known}")
-        named = [name for name in (data.data, data.test_data, data.forget_data) if name is not None]
+        named = [data.data, *filter(None, (data.test_data, data.forget_data))]
         if place is not None and not any(map(self.is_local, named)):
             raise HamuError(f"--data_dir {place} has no effect on {' and '.join(named)}")
         source = self.located(data.data)
@@ -243,7 +239,6 @@ class Task(ABC):
         return train, train.matched(self.read(source, "test")) if has_test else None
 
     def data_sources(self) -> list[str]:
-        """The places that the problem is read from."""
         data = self.data
         named = (data.data, data.test_data, data.forget_data)
         found = [self.located(name) for name in named if name is not None]
@@ -277,7 +272,6 @@ class Task(ABC):
         return self.inputs(sets, {role: models[role] for role in of})
 
     def fitted_problem(self, model: Any, problem: Problem) -> Problem:
-        """All sets of a problem in the form that the model takes."""
         retain, forget, test = self.fitted(model, problem.retain, problem.forget, problem.test)
         return replace(problem, retain=retain, forget=forget, test=test)
 
@@ -443,7 +437,6 @@ class TextTask(Task):
         return language.new_language_model(self.tokenizer, max_length=self.data.max_length)
 
     def load_tokenizer(self, model: str, base: str | None = None) -> Any:
-        """The tokenizer of a model, or that of --tokenizer."""
         self.tokenizer = language.load_tokenizer(self.run.tokenizer or model, base, **self.trust)
         return self.tokenizer
 
@@ -552,7 +545,6 @@ class TextTask(Task):
         return texts if positions is None else texts.select(positions)
 
     def answers_of(self, model: Any, texts: TextRecords) -> list[str]:
-        """The model's answers to the prompts of these records; see `generate_answers`."""
         data = encode(texts, self.tokenizer, self.length_for(model))
         with self.evaluation_precision():
             return generate_answers(model, self.tokenizer, data, self.args.eval_batch_size)

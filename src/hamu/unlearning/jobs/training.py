@@ -82,23 +82,23 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     """
     console = console or silent()
     settings = settings_of("train", options)
-    run, resume = settings.of(RunOptions), settings.of(RunOptions).resume
+    run = settings.of(RunOptions)
     if run.model is None:
         raise HamuError("name the model with --model: resnet20, tiny-llama, or a saved one")
     if run.dry_run:
         return plan(settings, console)
     task = choose_task(settings, console)
     task.classes_of = None if task.is_built_in(run.model) else run.model
-    folder = task.folder(resume=resume)
-    if resume and folder.has(EVALUATION):
+    folder = task.folder()
+    if run.resume and folder.has(EVALUATION):
         return Trained(folder.path, read_json(folder.path / EVALUATION), was_complete=True)
     task.settle_adapter()
     with folder:
-        return _train(task, folder, resume)
+        return _train(task, folder)
 
 
-def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
-    args, start = task.args, task.classes_of
+def _train(task: Task, folder: RunFolder) -> Trained:
+    args, start, resume = task.args, task.classes_of, task.run.resume
     if task.run.without_forget:
         problem = task.problem()
         data, test = problem.retain, problem.test
@@ -132,10 +132,8 @@ def _train(task: Task, folder: RunFolder, resume: bool) -> Trained:
     figures |= set_figures({name: task.predict(model, one) for name, one in known.items()})
     check_finite("training", first_not_finite_loss(figures), args.learning_rate)
     begin_folder()
-    reports = {
-        "": {name: {f: figures[f"{name}_{f}"] for f in ("loss", "accuracy")} for name in known}
-    }
-    failure = _save(task, folder, model, base=start, reports=reports)
+    report = {n: {f: figures[f"{n}_{f}"] for f in ("loss", "accuracy")} for n in known}
+    failure = _save(task, folder, model, base=start, reports={"": report})
     folder.write_json(EVALUATION, figures)
     return Trained(folder.path, figures, merge_failure=failure)
 
@@ -162,12 +160,9 @@ def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
     if not trainer.has_begun:  # the step that it came in was taken back
         raise Interrupted(_NO_STEP, number)
     step, folder = trainer.state.global_step, shlex.quote(str(trainer.args.output_dir))
-    raise Interrupted(
-        f"interrupted by {trainer.interrupted_by}; step {step} is saved in "
-        f"{trainer.checkpoints.path(step)}; go on with: hamu {command} --resume --output_dir "
-        f"{folder}",
-        number,
-    )
+    saved = f"step {step} is saved in {trainer.checkpoints.path(step)}"
+    way = f"go on with: hamu {command} --resume --output_dir {folder}"
+    raise Interrupted(f"interrupted by {trainer.interrupted_by}; {saved}; {way}", number)
 
 
 def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | RunPlan:
@@ -188,7 +183,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         return Unlearned(place, read_json(place / EVALUATION), was_complete=True)
     build_metrics()  # a broken one is to cost no run
     task = choose_task(settings, console)
-    folder, problem = task.start(resume=run.resume)
+    folder, problem = task.start()
     task.settle_adapter()
     with folder:
         reference = None
@@ -288,21 +283,19 @@ def _outcome(trainer: UnlearnTrainer) -> Iterator[str]:
         f"step {trainer.state.global_step} because {trainer.stop.text}"
     )
     if start["retain_loss"] <= guess < end["retain_loss"]:
-        yield (
-            f"the model is of no use: its retain loss went from {start['retain_loss']:.4f} to "
-            f"{end['retain_loss']:.4g}, above the {guess:.2f} of guessing; lower --learning_rate "
-            f"{rate:g}, or end such a run by --max_retain_loss"
-        )
+        went = f"its retain loss went from {start['retain_loss']:.4f} to {end['retain_loss']:.4g}"
+        way = f"lower --learning_rate {rate:g}, or end such a run by --max_retain_loss"
+        yield f"the model is of no use: {went}, above the {guess:.2f} of guessing; {way}"
     controller = trainer.controller
     if controller is None:
         moves = [abs(end[f"{side}_loss"] - start[f"{side}_loss"]) for side in SIDES]
         may_warn = trainer.stop.kind == "all steps" and "forget" in trainer.sides
         if may_warn and max(moves) < _HARDLY:
-            yield (
-                f"the model has hardly moved: the forget loss was {start['forget_loss']:.4f} and "
-                f"is {end['forget_loss']:.4f}, at learning rate {rate:g}; `hamu assess` suggests a "
-                f"rate, and --auto finds one"
+            losses = (
+                f"the forget loss was {start['forget_loss']:.4f} and is {end['forget_loss']:.4f}"
             )
+            way = "`hamu assess` suggests a rate, and --auto finds one"
+            yield f"the model has hardly moved: {losses}, at learning rate {rate:g}; {way}"
         yield _best(trainer)
     elif controller.goal_sentence not in trainer.stop.text:
         yield controller.goal_sentence
