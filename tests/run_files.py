@@ -1,7 +1,19 @@
 """Files that the tests of commands give and find."""
 
 import json
+import shlex
 from pathlib import Path
+
+from hamu.cli import main
+
+
+def run(line):
+    """The exit code of a command line."""
+    return main(shlex.split(line))
+
+
+def report_in(folder, name="evaluation.json"):
+    return read(Path(folder, name))
 
 
 def read(path):

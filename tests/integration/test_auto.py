@@ -1,19 +1,17 @@
 """Unlearning by goal: every record counts, the budget holds, and what a lasting run forgets stays forgotten."""
 
 import copy
-import json
 
 import numpy as np
 import pytest
 import torch
+from run_files import report_in, write_rows
 from torch.nn import functional as F
 
-from hamu import HamuError
 from hamu.core.forward import predict_logits
 from hamu.data import forget_class, forget_rows, read_images, read_text
 from hamu.data.images import collate
 from hamu.evaluation import Predictions, predict
-from hamu.unlearning.goals import Goal
 from hamu.unlearning.lookahead import Lookahead
 
 SMALL = {"auto": True, "max_steps": 40, "per_device_train_batch_size": 64}
@@ -59,36 +57,21 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     assert any(positions for _, positions in trainer.goal_run.state_dict()["focus"])
 
 
-def test_rows_end_as_records_that_were_never_trained_on(model, trainer_of, rows):
-    trainer = by_goal(trainer_of, model, rows)
-    goal = trainer.goal_run.goal
-    assert (goal.kind, trainer.stop.kind) == ("unseen", "goal")
-    assert len(goal.reference.losses) == len(rows.test)
-    assert goal.standing(predicted(model, rows.forget)).share >= 0.95
-    drawn = [positions for _, positions in trainer.goal_run.state_dict()["focus"]]
-    assert drawn
-    assert not any(drawn), "those that are there hold the others back from their upper limits"
-
-
-def test_each_record_reaches_the_loss_that_was_asked_for_and_none_pays_for_another(
-    model, trainer_of, rows
+@pytest.mark.parametrize(("kind", "asked"), [
+    ("unseen", {}),
+    ("loss", {"target_forget_loss": 0.7, "target_share": 0.75, "max_retain_increase": 0.5}),
+    ("retrained", {"goal": "retrained", "target_share": 0.5, "max_retain_increase": 0.5}),
+])  # fmt: skip
+def test_each_record_reaches_the_goal_and_none_pays_for_another(
+    model, trainer_of, rows, kind, asked
 ):
-    asked = {"target_forget_loss": 0.7, "target_share": 0.75, "max_retain_increase": 0.5}
-    trainer = by_goal(trainer_of, model, rows, **asked)
-    losses = predicted(model, rows.forget).losses
-    assert trainer.stop.kind == "goal"
-    assert (losses >= 0.7).double().mean() >= 0.75
-    assert trainer.controller.history[-1]["forgotten"] == int((losses >= 0.7).sum())
-
-
-def test_records_end_with_the_losses_that_they_have_under_a_retain_model(model, trainer_of, rows):
     found = predicted(model, rows.forget)
-    aim = Predictions(0.5 * found.logits, found.labels)  # of a model that is less sure of each
-    asked = {"goal": "retrained", "max_retain_increase": 0.5, "target_share": 0.5}
-    trainer = by_goal(trainer_of, model, rows, retain_predictions=aim, **asked)
-    assert trainer.stop.kind == "goal"
-    goal = Goal("retrained", 0.5, reference=aim)
-    assert goal.standing(predicted(model, rows.forget)).share >= 0.5
+    retrained = Predictions(0.5 * found.logits, found.labels)  # of a model less sure of each
+    trainer = by_goal(trainer_of, model, rows, retain_predictions=retrained, **asked)
+    assert (trainer.goal_run.goal.kind, trainer.stop.kind) == (kind, "goal")
+    standing = trainer.goal_run.goal.standing(predicted(model, rows.forget))
+    assert standing.share >= asked.get("target_share", 0.95)
+    assert trainer.controller.history[-1]["forgotten"] == standing.count
 
 
 def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(
@@ -110,11 +93,6 @@ def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, ro
     assert trainer.steps_taken == 0
     assert trainer.stop_reason.startswith("the goal is reached at the start: 12 of 12 records")
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
-
-
-def test_nothing_that_tells_when_a_record_is_forgotten_is_an_error(model, trainer_of, rows):
-    with pytest.raises(HamuError, match="nothing tells when a record is forgotten; give --test_da"):
-        trainer_of(model, retain=rows.retain, forget=rows.forget, auto=True)
 
 
 def test_a_run_by_hand_raises_records_to_their_targets_too(model, trainer_of, rows):
@@ -180,14 +158,14 @@ def test_a_lasting_run_of_a_language_model_stands_its_rehearsals(
 ):
     records = read_text("miniature").records
     for name, some in (("train", records[:48]), ("test", records[48:96])):
-        lines = (json.dumps({"question": r.prompt, "answer": r.answer}) for r in some)
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        rows = [{"question": r.prompt, "answer": r.answer} for r in some]
+        write_rows(tmp_path / f"{name}.jsonl", rows)
     data = ("--data", "train.jsonl", "--test_data", "test.jsonl", "--model", saved_text_model)
     asked = ("--forget_rows", ",".join(map(str, range(12))), "--max_retain_increase", 0.5)
     lasting = ("--lasting", "--lookahead_steps", 10, "--max_steps", 300)
     code, _, err = cli("unlearn", *data, *asked, *lasting, *adapter, "--output_dir", "out")
     assert (code, err) == (0, "")
-    report = json.loads((tmp_path / "out/evaluation.json").read_text())
+    report = report_in(tmp_path / "out")
     assert report["ended_kind"] == "goal"
     assert report["goal"]["after"]["forgotten"] == 12
     assert rehearsed(report["controller"])[-2:] == [12, 12]
@@ -216,44 +194,26 @@ def classes(cli, tmp_path, digits):
     return lambda *more: cli(*always, *more)
 
 
-def evaluation(folder):
-    return json.loads((folder / "out/evaluation.json").read_text())
-
-
-def test_the_plain_command_runs_by_goal_and_names_its_budget(classes, tmp_path, cli, saved_model):
-    code, out, err = classes("--forget_class", 3, "--model", saved_model)
+@pytest.mark.parametrize(("asked", "kind", "share", "budget"), [
+    (("--forget_class", 3), "erased", 0.95, 0.02),
+    (("--forget_rows", ",".join(map(str, range(40))), "--max_retain_increase", 0.3), "unseen", 0.95, 0.3),
+    (("--forget_class", 3, "--goal", "unseen", "--target_share", 0.5), "unseen", 0.5, 0.02),
+])  # fmt: skip
+def test_the_plain_command_runs_by_goal_and_names_its_budget(
+    classes, tmp_path, cli, saved_model, asked, kind, share, budget
+):
+    code, out, err = classes(*asked, "--model", saved_model)
     assert (code, err) == (0, "")
-    assert "the goal is reached: " in out
-    assert "(goal erased, 95% wanted), retain loss " in out
-    assert "of +0.02 allowed" in out
-    assert "by the goal erased; whether that lasts: hamu attack" in out
-    report = evaluation(tmp_path)
-    goal, last = report["goal"], report["controller"][-1]
-    settings = (goal["kind"], goal["share"], goal["budget"], goal["reached"])
-    assert (report["ended_kind"], *settings) == ("goal", "erased", 0.95, 0.02, True)
-    after = goal["after"]
-    assert goal["before"]["forgotten"] < after["forgotten"] == last["forgotten"]
-    assert after["forgotten"] >= 0.95 * after["records"]
-    record = json.loads((tmp_path / "out/record.json").read_text())
-    assert record["goal"]["reached"] is True
-    assert cli("verify", "out")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (("--forget_rows", ",".join(map(str, range(40)))), "(goal unseen, 95% wanted)"),
-        (
-            ("--forget_class", 3, "--goal", "unseen", "--target_share", 0.5),
-            "(goal unseen, 50% wanted)",
-        ),
-    ],
-)
-def test_rows_have_the_goal_unseen_and_a_class_by_its_name(classes, saved_model, asked, said):
-    code, out, err = classes(*asked, "--max_retain_increase", 0.3, "--model", saved_model)
-    assert (code, err) == (0, "")
-    assert said in out
-    assert "of +0.3 allowed" in out
+    assert f"(goal {kind}, {share:.0%} wanted), retain loss " in out
+    assert f"of +{budget} allowed" in out
+    report = report_in(tmp_path / "out")
+    goal, after = report["goal"], report["goal"]["after"]
+    assert (goal["kind"], goal["share"], goal["budget"]) == (kind, share, budget)
+    assert after["forgotten"] == report["controller"][-1]["forgotten"]
+    assert goal["reached"] == (after["forgotten"] >= share * after["records"])
+    record = report_in(tmp_path / "out", "record.json")
+    assert record["goal"]["reached"] == goal["reached"]
+    assert cli("verify", "out", "--no_models")[0] == 0
 
 
 @pytest.mark.parametrize("by_hand", [("--learning_rate", 0.01), ("--constraint", 0.3)])
@@ -261,8 +221,6 @@ def test_a_setting_of_a_run_by_hand_makes_it_one(classes, tmp_path, saved_model,
     by_hand = (*by_hand, "--constraint_mode", "relative", "--max_steps", 2)
     code, out, _ = classes("--forget_class", 3, "--model", saved_model, *by_hand)
     assert code == 0
-    assert evaluation(tmp_path)["controller"] is None
+    assert report_in(tmp_path / "out")["controller"] is None
     assert "allowed" not in out
-    assert "records are forgotten by the goal" in out, (
-        "any run whose goal is known counts its records"
-    )
+    assert "records are forgotten by the goal" in out

@@ -2,16 +2,14 @@
 
 import json
 import re
-import shlex
 import sys
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import pytest
-from run_files import read_rows, write_rows
+from run_files import read_rows, report_in, run, write_rows
 
-from hamu.cli import main
 from hamu.data import read_text
 from hamu.evaluation.answers import rouge_l_recall
 
@@ -19,14 +17,6 @@ FORGET = "--data t.jsonl --test_data u.jsonl --forget_filter author~^V --model t
 SHADOWS = "--metrics rmia,ulira --shadow_models 4"
 NOISE = f"--data noise --forget_rows {','.join(map(str, range(40)))}"
 OF_NOISE = f"{NOISE} --model original/model"
-
-
-def run(line):
-    return main(shlex.split(line))
-
-
-def found_in(folder, name="evaluation.json"):
-    return json.loads(Path(folder, name).read_text())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,7 +51,7 @@ def test_rmia_finds_what_a_model_knows_by_heart_and_nothing_in_one_that_never_sa
     for name in ("original", "retrained"):
         job = f"evaluate {NOISE} --model {name}/model --retain_model retrained/model"
         assert run(f"{job} --metrics rmia --shadow_models 4 --output_dir rmia-{name}") == 0
-        metrics = found_in(f"rmia-{name}")["metrics"]
+        metrics = report_in(f"rmia-{name}")["metrics"]
         aucs.append(metrics["rmia_auc"])
         assert re.search(rf"rmia_auc +{metrics['rmia_auc']:.4g}", capsys.readouterr().out)
     assert aucs[0] > 0.85
@@ -77,14 +67,14 @@ def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
     steps = "--method gdiff --max_steps 4 --learning_rate 0.05 --save_strategy steps --save_steps 2"
     assert run(f"unlearn {OF_NOISE} {steps} --output_dir run") == 0
     assert run(f"evaluate {NOISE} --model run/model {SHADOWS} --output_dir ulira") == 0
-    metrics = found_in("ulira")["metrics"]
+    metrics = report_in("ulira")["metrics"]
     for name in ("rmia", "ulira"):
         assert 0 <= metrics[f"{name}_tpr_at_1_fpr"] <= metrics[f"{name}_auc"] <= 1
     assert metrics["ulira_auc"] > 0.7, "four steps hide little"
     again = f"evaluate {NOISE} --model run/model --metrics ulira --shadow_models 4 --output_dir two"
     assert run(again) == 0
-    assert "rmia_auc" not in found_in("two")["metrics"]
-    assert found_in("two")["metrics"]["ulira_auc"] == metrics["ulira_auc"]
+    assert "rmia_auc" not in report_in("two")["metrics"]
+    assert report_in("two")["metrics"]["ulira_auc"] == metrics["ulira_auc"]
     capsys.readouterr()
 
 
@@ -121,7 +111,7 @@ def test_what_cannot_be_measured_is_refused_first(noise, options, message, capsy
 def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):
     job = f"evaluate {FORGET} --retain_model text --metrics mia_gradnorm,verbmem --generate 6"
     assert run(f"{job} --format open-unlearning --output_dir texts") == 0
-    report, keys = found_in("texts"), found_in("texts", "open-unlearning.json")
+    report, keys = report_in("texts"), report_in("texts", "open-unlearning.json")
     metrics, inference = report["metrics"], report["membership_inference"]
     lines = [row for row in read_rows("texts/answers.jsonl") if row["set"] == "forget"]
     answers = [row["answer"]["answer"] for row in lines]
@@ -140,7 +130,7 @@ def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):
     assert "forget_truth_ratio" not in keys
     assert "forget_verbmem " in capsys.readouterr().out
     assert run(f"evaluate {FORGET} --generate 0 --output_dir plain") == 0
-    plain = found_in("plain")["metrics"]
+    plain = report_in("plain")["metrics"]
     assert plain.keys() == {"extraction_strength", "exact_memorization"}, "no more by default"
     assert plain["extraction_strength"] == keys["extraction_strength"]
 
@@ -181,7 +171,7 @@ def test_a_local_task_of_the_harness_is_one_of_the_figures(capsys, monkeypatch, 
         == row["label"]
         for row in rows
     ]
-    assert found_in("harness")["metrics"]["tiny_acc"] == pytest.approx(fmean(right))
+    assert report_in("harness")["metrics"]["tiny_acc"] == pytest.approx(fmean(right))
     assert "tiny_acc: " in capsys.readouterr().out
     assert run(f"{job.replace('tiny.yaml', 'no-such-task')} --output_dir refused") == 2
     assert "lm_eval task 'no-such-task' is unknown" in capsys.readouterr().err

@@ -1,19 +1,16 @@
-"""The commands on text, from nothing: train, unlearn, evaluate offline, and what can be wrong."""
+"""The commands on text, from nothing: train, unlearn and evaluate offline."""
 
 import gc
-import json
 import re
-import shlex
 import shutil
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from run_files import contents, read_rows, write_rows
+from run_files import contents, read, read_rows, report_in, run, write_rows
 from safetensors.torch import load_file
 
-from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import load_language_model
 from hamu.unlearning.jobs import tasks
@@ -27,18 +24,6 @@ EASY = "--constraint_mode relative --stopping off"
 STRONG = f"--learning_rate 0.5 {EASY}"
 LORA = f"--lora --lora_rank 2 {STRONG}"
 TRAINED = "original/model"
-
-
-def run(line):
-    return main(shlex.split(line))
-
-
-def report_in(folder):
-    return json.loads(Path(folder, "evaluation.json").read_text())
-
-
-def record_in(folder):
-    return json.loads(Path(folder, "record.json").read_text())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -126,23 +111,8 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     assert run(f"evaluate --data train.jsonl {job} --model {TRAINED} --output_dir unknown") == 0
     assert report_in("unknown")["privleak"] is None
     assert re.search("PrivLeak +not measured", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
-    [
-        (0.9, 0.5, -0.8),
-        (0.5, 0.5, 0.0),
-        (0.5, 1.0, None),
-        (None, 0.5, None),
-        (0.5, None, None),
-    ],
-)
-def test_privleak_of_any_two_models_is_a_figure_or_unknown(ours, theirs, expected):
-    mine, other = (None if auc is None else {"min_k_40": auc} for auc in (ours, theirs))
-    report = {"membership_inference": mine, "retain_model": {"membership_inference": other}}
-    leak = tasks.privleak_of(report)
-    assert leak == (None if expected is None else pytest.approx(expected))
+    knows_all = {"retain_model": {"membership_inference": {"min_k_40": 1.0}}}
+    assert tasks.privleak_of(report | knows_all) is None, "it would divide by 0"
 
 
 def test_an_adapter_is_unlearned_in_place_and_merged_where_it_is_and_nowhere_else(adapter):
@@ -166,35 +136,11 @@ def test_no_output_may_lie_where_any_model_is_read(line, adapter, capsys):
     assert Path(TRAINED, "model.safetensors").is_file()
 
 
-def test_an_adapter_without_its_tokenizer_or_its_weights(adapter, capsys):
+def test_an_adapter_without_its_tokenizer_takes_that_of_its_base(adapter):
     Path("bare").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(adapter / "model" / name, "bare")
-    job = f"unlearn {FORGET} --model bare {EASY} {FEW} --output_dir"
-    assert run(f"{job} bare-run") == 0, "the base model's tokenizer serves"
-    Path("bare/adapter_model.safetensors").unlink()
-    capsys.readouterr()
-    assert run(f"{job} bare-run2") == 2
-    assert "the adapter bare has no weights in safetensors" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    ("--data broken.jsonl --forget_rows 0", "broken.jsonl cannot be read: "),
-    ("--data miniature --forget_filter author=Nobody", "the forget set is empty"),
-    (f"{FORGET} --model_dtype bfloat16", "would be trained in half precision"),
-    (f"{FORGET} --load_in_4bit", "weights in 4 bits cannot be trained"),
-    (f"{FORGET} --lora --load_in_4bit --model_dtype float32", "exclude each other"),
-    (f"{FORGET} --lora --lora_rank 0", "lora_rank 0 must be at least 1"),
-    (f"{FORGET} --lora --lora_targets nothing", "the adapter does not fit the model"),
-    (f"{FORGET} --merge", "there is no adapter to merge"),
-])  # fmt: skip
-def test_a_wrong_input_is_one_line_and_nothing_is_written(flags, message, capsys):
-    Path("broken.jsonl").write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "ans')
-    assert run(f"unlearn --model {TRAINED} {flags} --max_steps 4 --output_dir wrong") == 2
-    printed = capsys.readouterr().err
-    assert message in printed
-    assert len(printed.strip().splitlines()) == 1
-    assert not Path("wrong").exists()
+    assert run(f"unlearn {FORGET} --model bare {EASY} {FEW} --output_dir bare-run") == 0
 
 
 @pytest.mark.parametrize("lora", ["", "--lora --lora_rank 2"])
@@ -234,8 +180,7 @@ def test_records_are_forgotten_by_the_answers_of_a_column(capsys):
     assert report_in("by-column")["steps_taken"] == 4
     capsys.readouterr()
     assert run(f"{job} --alternative_column other --output_dir none") == 2
-    assert "more.jsonl has no other; another answer needs a prompt" in capsys.readouterr().err
-    assert not Path("none").exists()
+    assert "more.jsonl has no other; expected a text" in capsys.readouterr().err
     own = job.replace("dpo", "npo")
     assert run(f"{own} --alternative_column instead --output_dir own") == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -245,26 +190,8 @@ def test_records_are_forgotten_by_the_answers_of_a_column(capsys):
 def test_a_retain_model_may_share_the_originals_tokenizer():
     model = f"--model tiny-llama --tokenizer {TRAINED} --without_forget --output_dir retain"
     assert run(f"train {FORGET} {model} {FEW}") == 0
-    ours, theirs = (
-        json.loads(Path(folder, "tokenizer.json").read_text())["model"]
-        for folder in ("retain/model", TRAINED)
-    )
-    assert ours == theirs
-
-
-def test_records_to_forget_that_are_not_in_the_data_are_counted(capsys):
-    rows = [{"question": f"number {i}?", "answer": "yes, indeed"} for i in range(8)]
-    write_rows("data.jsonl", rows)
-    write_rows("gone.jsonl", [rows[0], {"question": "number  1?", "answer": "yes, indeed"}])
-    files = "--data data.jsonl --forget_data gone.jsonl"
-    job = f"unlearn {files} --model {TRAINED} {EASY} {FEW} --output_dir missing"
-    assert run(job) == 2
-    err = capsys.readouterr().err
-    assert "1 of 2 records of gone.jsonl are not in" in err
-    assert "number" not in err
-    assert not Path("missing").exists()
-    assert run(f"{job} --allow_missing") == 0
-    assert "1 of 2 records to forget are not found" in " ".join(capsys.readouterr().out.split())
+    ours, theirs = (read(f"{folder}/tokenizer.json") for folder in ("retain/model", TRAINED))
+    assert ours["model"] == theirs["model"]
 
 
 def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(capsys):
@@ -294,28 +221,24 @@ def test_a_long_record_is_cut_and_counted_and_plain_text_gets_no_answers(capsys)
         job = f"--data long.jsonl --forget_rows {forget} --model {TRAINED} {EASY} {FEW}"
         assert run(f"unlearn {job} --output_dir cut-{forget}") == 0
         assert f"1 of {1 if ends else 2} records of" in capsys.readouterr().out
-        record = record_in(f"cut-{forget}")
+        record = report_in(f"cut-{forget}", "record.json")
         assert [record[f"{name}_set"]["cut"] for name in ("forget", "retain")] == cut
         statement = Path(f"cut-{forget}/record.md").read_text()
         assert ("their ends were neither unlearned nor measured" in statement) == ends
 
 
-@pytest.mark.parametrize("targets", ["q_proj,embed_tokens", "all-linear"])
-def test_an_adapter_may_be_on_the_embeddings_the_head_or_all_layers(targets, tmp_path, capsys):
-    lora = f"--model {TRAINED} {LORA} --lora_targets {targets}"
-    few = FEW.replace("--max_steps 4", "--max_steps 2")
-    assert run(f"unlearn {FORGET} {lora} {few} --merge --output_dir {tmp_path}/lora") == 0
-    assert run(f"unlearn {FORGET} {lora} {few} --dry_run") == 0
+@pytest.mark.parametrize("how", [
+    "--lora_targets q_proj,embed_tokens", "--lora_targets all-linear", "--load_in_4bit",
+])  # fmt: skip
+def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(how, tmp_path, capsys):
+    if "4bit" in how:
+        pytest.importorskip("bitsandbytes")
+    job = f"unlearn {FORGET} --model {TRAINED} {LORA} {how} {FEW}"
+    assert run(f"{job} --merge --output_dir {tmp_path}/lora") == 0
+    assert run(f"{job} --dry_run") == 0
     assert run(f"verify {tmp_path}/lora") == 0, capsys.readouterr()
-    again = f"--model {tmp_path}/lora/model {STRONG} {few} --output_dir {tmp_path}/again"
-    assert run(f"unlearn {FORGET} {again}") == 0, capsys.readouterr().err
-
-
-def test_an_adapter_on_a_base_in_4_bits_is_unlearned_merged_and_verified(tmp_path, capsys):
-    pytest.importorskip("bitsandbytes")
-    four = f"--model {TRAINED} {LORA} --load_in_4bit"
-    assert run(f"unlearn {FORGET} {four} {FEW} --merge --output_dir {tmp_path}/four") == 0
-    assert run(f"verify {tmp_path}/four") == 0, capsys.readouterr()
-    adapter = load_file(tmp_path / "four/model/adapter_model.safetensors")
+    adapter = load_file(tmp_path / "lora/model/adapter_model.safetensors")
     assert all(tensor.dtype == torch.float32 for tensor in adapter.values())
     assert all(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)
+    again = f"--model {tmp_path}/lora/model {STRONG} {FEW} --output_dir {tmp_path}/again"
+    assert run(f"unlearn {FORGET} {again}") == 0, capsys.readouterr().err
