@@ -24,12 +24,12 @@ from hamu.report.tables import plain_table
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Plan, Row, check_same_inputs
 from hamu.unlearning.jobs.comparison import run_job, run_waiting
-from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
+from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import Parser, every_option, settings_of
 from hamu.unlearning.jobs.tasks import task_name
 from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
+from hamu.unlearning.trainer import UnlearnConfig
 
 _RECIPES = {"image": "cifar10-resnet20", "text": "tofu-tiny"}
 
@@ -199,10 +199,10 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
     recipe = options.recipe or (None if options.config else _RECIPES[task])
     files = {"recipe": recipe, "config": options.config, "data_dir": options.data_dir or None}
     seeded = files | {"seed": options.seed}
-    unlearning = settings_of("unlearn", seeded, (DataOptions, RunOptions, UnlearnConfig))
+    unlearning = settings_of("unlearn", seeded)
     data, args = unlearning.of(DataOptions), unlearning.of(UnlearnConfig)
-    further = settings_of("evaluate", files, (DataOptions, EvaluateOptions)).of(EvaluateOptions)
-    train = settings_of("train", seeded, (DataOptions, RunOptions, TrainConfig)).given
+    further = settings_of("evaluate", files).of(EvaluateOptions)
+    train = settings_of("train", seeded).given
     is_text = task_name(data) == "text"
     settings = _settings_name(recipe, options.config, {"seed": args.seed} | train)
     if task == "image" and is_text:

@@ -33,8 +33,8 @@ from hamu.evaluation.membership import (
 )
 from hamu.evaluation.memorization import verbmem
 from hamu.files import CONFIG, RECORD
-from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions, RunOptions
-from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.jobs.options import EvaluateOptions, RunOptions
+from hamu.unlearning.jobs.settings import settings_of, settings_of_run
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
 from hamu.unlearning.trainer import UnlearnConfig, train_original
 from hamu.unlearning.trainer.logs import task_bar
@@ -140,9 +140,7 @@ def _shadows(
         train_original(model, data, maker.args, task.collator)
         found = [task.predict(model, known).logits]
         if unlearn_config is not None:
-            kinds = (DataOptions, RunOptions, UnlearnConfig)
-            options = {"config": str(unlearn_config), **how}
-            args = settings_of("unlearn", options, kinds).of(UnlearnConfig)
+            args = settings_of_run(unlearn_config, **how).of(UnlearnConfig)
             args.settle_batch_sizes(is_text=False)
             sets = {"forget": pool.select(mine), "test": unseen.joined(pool.select(rest))}
             own = maker.fitted_problem(model, replace(problem, **sets))
@@ -171,8 +169,7 @@ def _settings_behind(model: str, *, unlearned: bool) -> tuple[Path, Path | None]
     config = run = Path(model).parent / CONFIG
     is_of_run = config.with_name(RECORD).is_file()
     if is_of_run:
-        options = settings_of("unlearn", {"config": str(config)}, (RunOptions,))
-        config = Path(str(options.of(RunOptions).model)).parent / CONFIG
+        config = Path(str(settings_of_run(run).of(RunOptions).model)).parent / CONFIG
     if not config.is_file():
         raise HamuError(
             f"rmia and ulira train shadow models as the original model was trained, and {config} "

@@ -18,13 +18,13 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from transformers import HfArgumentParser
 
-from hamu.errors import HamuError, closest, first_line, unknown
+from hamu.errors import HamuError, closest, first_line, reading, unknown
 from hamu.files import CONFIG, INPUTS
 from hamu.unlearning.jobs import options as tables
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.record.inputs import edited, read_inputs, recorded
 from hamu.unlearning.run_folder import READS
-from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
+from hamu.unlearning.trainer import TrainConfig
 from hamu.unlearning.trainer.config import own_options
 
 _Options = TypeVar("_Options")
@@ -88,7 +88,7 @@ class Parser(HfArgumentParser):
             HfArgumentParser._parse_dataclass_field(parser, field)
 
 
-def parser_of(command: str, types: Iterable[type] = ()) -> Parser:
+def parser_of(command: str) -> Parser:
     """Parser of a job's options; those that are not given have the defaults of the dataclasses."""
     parser = Parser(prog=f"hamu {command}", allow_abbrev=False, add_help=False)
     names = ", ".join(recipes())
@@ -97,7 +97,7 @@ def parser_of(command: str, types: Iterable[type] = ()) -> Parser:
         "--config", metavar="FILE.yaml", help="Read settings from a file; flags win."
     )
     cls: Any
-    for cls in types or tables.TYPES[command]:
+    for cls in tables.TYPES[command]:
         parser._add_dataclass_arguments(cls)
     for action in parser._actions:
         action.required = False
@@ -122,9 +122,9 @@ class Settings:
         return next((getattr(one, name) for one in self.options if hasattr(one, name)), None)
 
 
-def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] = ()) -> Settings:
-    """Check and complete the options of a job, given by name, into its dataclasses (or `types`)."""
-    parser, types = parser_of(command, types), tuple(types) or tables.TYPES[command]
+def settings_of(command: str, options: Mapping[str, Any]) -> Settings:
+    """Check and complete the options of a job, given by name, into its dataclasses."""
+    parser = parser_of(command)
     defaults = {action.dest: action.default for action in parser._actions}
     options = parser.typed({name: value for name, value in options.items() if value is not None})
     resumed = None
@@ -145,12 +145,12 @@ def settings_of(command: str, options: Mapping[str, Any], types: Iterable[type] 
     given = {n: value for n, value in (settings | options).items() if n not in _NOT_OF_A_RUN}
     if command == "unlearn" and not given.keys() & {"auto", *tables.BY_HAND}:
         given["auto"] = True
-    return Settings(tuple(_built(cls, values | given) for cls in types), given)
+    return Settings(tuple(_built(cls, values | given) for cls in tables.TYPES[command]), given)
 
 
-def settings_of_run(config: Path) -> Settings:
+def settings_of_run(config: Path, **changes: Any) -> Settings:
     """Settings of a run of unlearning, by its config.yaml."""
-    return settings_of("unlearn", {"config": str(config)}, (DataOptions, RunOptions, UnlearnConfig))
+    return settings_of("unlearn", {"config": str(config), **changes})
 
 
 def every_option(config: Path) -> dict[str, Any]:
@@ -187,12 +187,8 @@ def _built(cls: type, values: Mapping[str, Any]) -> Any:
         if value is not None and not least <= value < most:
             below = "" if most > value else f" and below {most}"
             raise HamuError(f"{name} {value} must be at least {least}{below}")
-    try:
+    with reading("the settings do not fit together"):
         return cls(**{key: value for key, value in values.items() if key in names})
-    except HamuError:
-        raise
-    except (ValueError, TypeError, ImportError, RuntimeError, KeyError) as error:
-        raise HamuError(f"the settings do not fit together: {first_line(error)}") from error
 
 
 class _Texts(yaml.BaseLoader):
