@@ -3,24 +3,23 @@
 import contextlib
 import json
 import os
-import pickle
-import shlex
 import shutil
 import stat
 import sys
 from dataclasses import fields
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from run_files import contents, write_rows
+from fuzzing.inputs import POISON, remove
+from run_files import contents, run, write_rows
 from small_models import save_small_world
 from transformers import TrainingArguments
 from watching import watched
 
-from hamu.cli import main
 from hamu.report.page import answers_page
 from hamu.report.run import AnsweredRecord
 from hamu.unlearning.jobs.options import REFUSED
@@ -35,20 +34,11 @@ STEPS = f"{RELATIVE} --max_steps 2"
 SAVING = f"{STEPS} --save_strategy steps --save_steps 1"
 
 
-class Poison:
-    """Unpickled, it leaves a folder behind."""
-
-    def __reduce__(self):
-        return os.mkdir, ("unpickled",)
-
-
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory):
     """Small data and models."""
     folder = tmp_path_factory.mktemp("origin")
-    rows = [
-        {"question": f"Where does number {i} live?", "answer": f"in town {i}"} for i in range(8)
-    ]
+    rows = [{"question": f"Where is number {i}?", "answer": f"in town {i}"} for i in range(8)]
     rows[0]["answer"] = rows[3]["answer"] = f"with {CANARY}"
     with contextlib.chdir(folder):
         save_small_world(rows)
@@ -58,15 +48,12 @@ def origin(tmp_path_factory):
 @pytest.fixture
 def sh(origin, tmp_path, monkeypatch, capfd):
     """Runs a command line in a copy of the folder; returns exit code, output and standard error."""
-    here = tmp_path / "here"
-    shutil.copytree(origin, here)
-    monkeypatch.chdir(here)
+    shutil.copytree(origin, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
 
     def call(line):
         capfd.readouterr()
-        code = main(shlex.split(line))
-        printed = capfd.readouterr()
-        return code, printed.out, printed.err
+        return run(line), *capfd.readouterr()
 
     return call
 
@@ -78,9 +65,7 @@ def refused(sh):
     def call(line):
         before = contents()
         code, _, err = sh(line)
-        assert code == 2
-        assert err.count("\n") == 1
-        assert contents() == before
+        assert (code, err.count("\n"), contents() == before) == (2, 1, True)
         return err
 
     return call
@@ -90,35 +75,21 @@ def refused(sh):
 def test_a_run_and_its_resumption_load_no_pickle_reach_no_network_and_write_nowhere_else(
     sh, settings, monkeypatch
 ):
-    loaded, opened = [], []
-
-    def record(module, name, default, into):
-        load = module.load
-
-        def recorded(*args, **kwargs):
-            into.append(kwargs.get(name, default))
-            return load(*args, **kwargs)
-
-        monkeypatch.setattr(module, "load", recorded)
-
-    record(torch, "weights_only", None, loaded)
-    record(np, "allow_pickle", False, opened)
+    torch_load, numpy_load = (mock.Mock(side_effect=module.load) for module in (torch, np))
+    monkeypatch.setattr(torch, "load", torch_load)
+    monkeypatch.setattr(np, "load", numpy_load)
     data = settings.partition(" --model")[0]
     with watched() as seen:
         assert sh(f"unlearn {settings} {SAVING} --output_dir out")[0] == 0
         assert sh(f"evaluate {data} --model out/model --generate 2 --output_dir out2")[0] == 0
-        for folder in ("checkpoint-2", "model"):
-            shutil.rmtree(f"out/{folder}")
-        for name in ("record.json", "record.md", "evaluation.json"):
-            os.remove(f"out/{name}")
+        for name in ("checkpoint-2", "model", "record.json", "record.md", "evaluation.json"):
+            remove(Path("out", name))
         assert sh("unlearn --resume --output_dir out")[0] == 0
         assert sh("verify out")[0] == 0
-    assert loaded, "a resumed run reads the optimizer's state"
-    assert set(loaded) == {True}
-    assert not any(opened)
-    assert seen.unpickled == []
-    assert seen.reached == []
-    assert seen.outside("out", "out2") == []
+    assert torch_load.call_args_list, "a resumed run reads the optimizer's state"
+    assert all(call.kwargs["weights_only"] is True for call in torch_load.call_args_list)
+    assert not any(call.kwargs.get("allow_pickle") for call in numpy_load.call_args_list)
+    assert (seen.unpickled, seen.reached, seen.outside("out", "out2")) == ([], [], [])
 
 
 @pytest.mark.parametrize(("settings", "weights", "pickled"), [
@@ -128,14 +99,14 @@ def test_a_run_and_its_resumption_load_no_pickle_reach_no_network_and_write_nowh
 ])  # fmt: skip
 def test_a_model_that_is_a_pickle_is_refused_with_the_way_out(refused, settings, weights, pickled):
     os.remove(weights)
-    Path(weights).with_name(pickled).write_bytes(pickle.dumps(Poison()))
+    Path(weights).with_name(pickled).write_bytes(POISON)
     for command in ("train", "unlearn", "assess", "evaluate"):
         line = refused(f"{command} {settings} --output_dir out")
         assert "save it again with save_pretrained" in line
 
 
 def test_arrays_of_objects_are_not_read(refused):
-    np.savez("a.npz", images=np.array([Poison()] * 6), labels=np.zeros(6, int))
+    np.savez("a.npz", images=np.array([Path()] * 6), labels=np.zeros(6, int))
     line = refused(f"evaluate {IMAGES} --output_dir out")
     assert "a.npz cannot be read as npz: Object arrays cannot be loaded" in line
 
@@ -150,7 +121,7 @@ def test_a_checkpoint_with_a_pickle_in_it_is_refused_even_if_it_is_sealed(sh, re
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "run.pt"):
         path = Path("out/checkpoint-1", name)
         good = path.read_bytes()
-        torch.save(Poison(), path)
+        torch.save(Path(), path)
         os.remove("out/checkpoint-1/manifest.json")
         seal(Path("out/checkpoint-1"))
         line = refused("unlearn --resume --output_dir out")
@@ -283,17 +254,13 @@ def test_no_option_of_transformers_that_names_a_place_or_a_service_is_left():
 
 def test_a_page_of_answers_shows_markup_and_runs_none(sh):
     nasty = '</p><script>alert(1)</script><img src=x onerror="alert(2)">&amp;'
-    write_rows(
-        "t.jsonl", [{"question": f"{nasty} {i}?", "answer": f"{nasty} {i}"} for i in range(4)]
-    )
+    rows = [{"question": f"{nasty} {i}?", "answer": f"{nasty} {i}"} for i in range(4)]
+    write_rows("t.jsonl", rows)
     data = "--data t.jsonl --forget_rows 0,3 --question_template {question}"
-    code, _, err = sh(f"evaluate {data} --model text --generate 2 --output_dir out")
-    assert (code, err) == (0, "")
+    assert sh(f"evaluate {data} --model text --generate 2 --output_dir out")[0] == 0
     everywhere = answers_page({"forget": [AnsweredRecord(nasty, nasty, ((nasty, nasty, 0.5),))]})
     for page in (Path("out/answers.html").read_text(), everywhere):
-        for raw in ("<script", "<img", 'onerror="'):
-            assert raw not in page
-        assert "&lt;script&gt;" in page
+        assert not any(raw in page for raw in ("<script", "<img", 'onerror="'))
     assert everywhere.count("&lt;script&gt;") == 4, "prompt, right answer, model's name and answer"
 
 
