@@ -187,16 +187,15 @@ def run_folders(path: Path) -> list[Path]:
         raise HamuError(f"there is no folder {path}; name the --output_dir of a `hamu unlearn`")
     if (path / files.COMPARISON).is_file():
         begun, listed = path.glob(f"*/{files.CONFIG}"), _rows(path)
-        found = {one.parent for one in begun} | {path / name for name in listed}
-        if listed:  # a finished run that is not listed belongs to an earlier comparison here
-            found = {
-                one for one in found if one.name in listed or not (one / files.RECORD).exists()
-            }
-        if not found:
-            raise HamuError(
-                f"the comparison in {path} has no run yet; wait until its first one has begun"
-            )
-        return sorted(found)
+        places = {one.parent for one in begun} | {path / name for name in listed}
+        # a finished run that is not listed belongs to an earlier comparison here
+        earlier = {one for one in places if listed and (one / files.RECORD).exists()}
+        found = sorted(places - {one for one in earlier if one.name not in listed})
+        if found:
+            return found
+        raise HamuError(
+            f"the comparison in {path} has no run yet; wait until its first one has begun"
+        )
     if not any((path / name).is_file() for name in (files.STEPS, files.RECORD)):
         raise HamuError(
             f"{path} holds no run: it has neither steps.jsonl nor record.json; name the "
