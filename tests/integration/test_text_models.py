@@ -87,16 +87,11 @@ def test_a_base_is_that_of_the_named_adapter_and_a_new_adapters_is_the_model(wor
     assert not_held(capsys) == []
 
 
-def test_a_merged_model_is_the_adapted_one_and_the_adapter_finds_its_base_from_any_folder(
+def test_an_adapter_finds_its_base_from_any_folder_and_no_file_names_the_folder(
     capsys, tmp_path, monkeypatch
 ):
     job = f"{UNLEARN} --model original --lora --lora_targets q_proj,lm_head --merge"
     assert run(job) == 0
-    ids = torch.arange(40, 60)[None]
-    models = [load_language_model(f"run/{name}").eval() for name in ("model", "merged")]
-    with torch.no_grad():
-        adapted, merged = (model(input_ids=ids).logits for model in models)
-    torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
     assert not_held(capsys) == []
     monkeypatch.chdir(tmp_path)
     load_language_model("here/run/model")
@@ -171,10 +166,7 @@ def test_a_model_without_tokenizer_reads_with_the_one_that_is_named(capsys):
     [
         ("adapter --lora_rank 64", "lora_rank 64 is for a new adapter, but adapter is one with"),
         ("adapter --lora --lora_targets q_proj", "but adapter is one with lora_targets q_proj,v_"),
-        (
-            "adapter --lora False",
-            "adapter is an adapter, which is trained; leave out --lora ",
-        ),
+        ("adapter --lora False", "adapter is an adapter, which is trained; leave out --lora "),
         ("original --lora_alpha 2", "lora_alpha 2.0 is for a new adapter; give --lora too"),
     ],
 )

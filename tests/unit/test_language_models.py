@@ -10,8 +10,7 @@ import transformers
 from peft import AdaptionPromptConfig, LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from hamu import HamuError, HamuQ, PairedGradients
-from hamu.core.gram import SIDES
+from hamu import HamuError
 from hamu.data import encode, read_text
 from hamu.models.language import (
     AdapterSettings,
@@ -295,30 +294,18 @@ def test_merged_on_disk_is_the_model_with_its_adapter_though_embeddings_were_tie
     assert whole.config.tie_word_embeddings == is_tied
 
 
-def test_an_adapter_is_trained_on_a_base_in_4_bits_and_merged_exactly(saved):
-    """Evaluated before and after training, as a run does."""
+def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly(saved):
     pytest.importorskip("bitsandbytes")
-    model = load_language_model("base", adapter=AdapterSettings(rank=2), dtype="4bit")
-    pair = PairedGradients(model, HamuQ(0.5, constraint_mode="relative", stopping="off"))
-    optimizer = torch.optim.AdamW(pair.parameters, lr=0.05)
-    ids = {side: torch.arange(16).view(2, 8) + start for start, side in enumerate(SIDES)}
-    before = [p.detach().clone() for p in pair.parameters]
-    for _ in range(2):
-        with torch.no_grad():
-            expected = model.eval()(input_ids=ids["retain"]).logits
-        model.train()
-        for side in SIDES:
-            with getattr(pair, side)():
-                model(input_ids=ids[side], labels=ids[side]).loss.backward()
-        pair.combine()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert all(not torch.equal(p, old) for p, old in zip(pair.parameters, before, strict=True))
+    model = load_language_model("base", adapter=AdapterSettings(rank=2), dtype="4bit").eval()
     with torch.no_grad():
-        unlearned = model.eval()(input_ids=ids["retain"]).logits
+        before = model(input_ids=IDS).logits
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+        separate = model(input_ids=IDS).logits
         whole = merged(model)
-        assert not torch.allclose(unlearned, expected, atol=1e-3)
-        assert torch.allclose(whole(input_ids=ids["retain"]).logits, unlearned, atol=1e-5)
+        assert not torch.allclose(before, separate, atol=1e-3)
+        torch.testing.assert_close(whole(input_ids=IDS).logits, separate, rtol=1e-4, atol=1e-4)
     assert {p.dtype for p in whole.parameters()} == {torch.float32}
 
 
@@ -336,5 +323,5 @@ def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(sa
     planned = frozen_bytes(meta_model("base", adapter), "4bit")
     assert planned == sum(p.nbytes for p in frozen) + scales
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(HamuError, match=r"bitsandbytes, which is not installed; pip install 'hamu"):
+    with pytest.raises(HamuError, match=r"weights need bitsandbytes: .*; pip install 'hamu"):
         load_language_model("base", adapter=adapter, dtype="4bit")

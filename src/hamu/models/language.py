@@ -180,18 +180,15 @@ def stored_in(dtype: str) -> Any:
 def _four_bit() -> Any:
     from transformers import BitsAndBytesConfig
 
-    try:
+    remedy = "; pip install 'hamu[quantize]', or leave load_in_4bit out"
+    with reading("4-bit weights need bitsandbytes", remedy):
         import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise HamuError(
-            "4-bit weights need bitsandbytes, which is not installed; pip install "
-            "'hamu[quantize]', or leave load_in_4bit out"
-        ) from error
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=stored_in(FOUR_BIT),
-    )
+
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=stored_in(FOUR_BIT),
+        )
 
 
 def _with_saved_adapter(model: Any, source: str) -> Any:
@@ -276,9 +273,7 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
 
 def longest_text(model: Any) -> int | None:
     """Return the most tokens that the model can read at once, None if it does not say."""
-    config: Any = getattr(model, "config", None)
-    inner = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return getattr(inner, "max_position_embeddings", None) or None
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or None
 
 
 def check_reads(model: Any, data: TextData) -> None:
