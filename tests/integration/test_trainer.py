@@ -164,15 +164,6 @@ def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(model, 
     assert last["retain_noise_scale"] > 10
 
 
-def test_a_batch_of_one_record_runs_and_one_that_holds_a_set_has_no_noise(
-    model, trainer_of, trained, problem
-):
-    one = trained(model, per_device_train_batch_size=1, stopping="aggregate", max_steps=2)
-    assert (one.pair.half_life, one.steps_taken) == (2560, 2)
-    whole = {"per_device_train_batch_size": len(problem.retain), "stopping_records": 10**6}
-    assert trainer_of(model, stopping="aggregate", **whole).pair.half_life is None
-
-
 def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
     model, trained, monkeypatch
 ):
@@ -193,42 +184,6 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
     assert trainer.stop.kind == "skips"
     assert "could not be taken: a gradient is not finite; lower the l" in trainer.stop_reason
     assert torch.equal(weights(model), start)
-
-
-class _Masked(nn.Module):
-    """A classifier that rules out the last class."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(x.flatten(1)) + torch.tensor([0.0, 0.0, -torch.inf])
-
-
-@pytest.mark.parametrize("method", ["hamu-q", "gdiff", "ga"])
-def test_an_infinite_loss_with_a_finite_gradient_is_skipped(trainer_of, method):
-    torch.manual_seed(0)
-    net = _Masked()
-    retain = [{"pixel_values": torch.randn(1, 2, 2), "labels": i % 2} for i in range(8)]
-    settings = {"retain": retain, "method": method, "max_steps": 4, "learning_rate": 0.1}
-    halves = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-    one = {"pixel_values": torch.ones(1, 2, 2)}
-    trainer = trainer_of(net, forget=[one | {"labels": 0}] * 8, **settings, **halves)
-    turns = iter(label for label in (0, 0, 2, 0) for _ in range(2))
-    collate = trainer.data_collator
-
-    def masked(items):
-        batch = collate(items)
-        batch["forget"]["labels"].fill_(next(turns))
-        return batch
-
-    trainer.data_collator = masked
-    trainer.train()
-    assert [line["taken"] for line in lines(trainer)] == [1.0, 1.0, 0.0, 1.0]
-    assert lines(trainer)[2]["forget_loss"] == torch.inf
-    assert (trainer.steps_taken, trainer.steps_skipped) == (3, 1)
-    assert trainer.skip_reason == "a loss is not finite"
 
 
 def test_what_unlearning_has_no_place_for_is_refused(model, problem, trainer_of, tmp_path):
