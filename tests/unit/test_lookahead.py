@@ -82,25 +82,19 @@ def point(lookahead, model):
         return [p.detach().clone() for p in model.parameters()]
 
 
-def test_looking_ahead_changes_neither_weights_nor_their_versions_nor_gradients(made):
-    model, _, lookahead = made
+def test_a_gradient_is_taken_at_the_point_ahead_and_the_weights_stay(made):
+    model, loss, lookahead = made
     before, versions = state(model), [p._version for p in model.parameters()]
     addresses = [p.data_ptr() for p in model.parameters()]
     for step in range(5):
         lookahead.advance(batch("retain", 4, step), batch("forget", 4, step))
-        with lookahead.ahead():
-            assert not is_as(model, before), "the weights in it are those ahead"
+    assert all(p.grad is None for p in model.parameters())
+    with lookahead.ahead():
+        assert not is_as(model, before)
+        loss(batch("forget", 4), slice(None)).backward()
     assert is_as(model, before)
     assert [p._version for p in model.parameters()] == versions
     assert [p.data_ptr() for p in model.parameters()] == addresses
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_a_gradient_taken_ahead_is_that_of_the_point(made):
-    model, loss, lookahead = made
-    lookahead.advance(batch("retain", 4), batch("forget", 4))
-    with lookahead.ahead():
-        loss(batch("forget", 4), slice(None)).backward()
     ahead = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     with torch.no_grad():
@@ -134,11 +128,10 @@ def test_the_point_moves_along_with_the_model(made):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    lookahead._step = lambda *args: None  # what it does from there is not looked at here
     lookahead.advance(batch("retain", 4), batch("forget", 4))
-    pairs = zip(model.parameters(), path, strict=True)
-    expected = [p + offset if p.requires_grad else p for p, offset in pairs]
-    assert alike(point(lookahead, model), expected, atol=1e-6)
+    moved = [a - p for a, p in zip(point(lookahead, model), model.parameters(), strict=True)]
+    # a second step of Adam from there
+    assert all((b - a).abs().max() <= 0.0101 for a, b in zip(path, moved, strict=True))
 
 
 def test_every_other_cycle_relearns_some_forgotten_records(made):
@@ -151,13 +144,8 @@ def test_every_other_cycle_relearns_some_forgotten_records(made):
         assert loss.rows[-len(expected) :] == expected
         assert lookahead.at_the_end_of_a_retain_cycle == (step in (2, 8))
     assert found == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
-
-
-def test_a_large_batch_makes_two_steps_ahead(made):
-    _, loss, lookahead = made
     lookahead.advance(batch("retain", 65), batch("forget", 4))
-    assert loss.rows == [("retain", 33), ("retain", 32)]
-    assert lookahead.taken == 2
+    assert loss.rows[-2:] == [("retain", 33), ("retain", 32)], "a large batch is two steps"
 
 
 @pytest.mark.parametrize("breaks", [False, True])

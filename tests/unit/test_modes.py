@@ -32,19 +32,14 @@ def modes(model):
     return [module.training for module in model.modules()]
 
 
-def test_all_modules_evaluate_inside_and_each_has_its_own_mode_again_after():
+def test_predictions_and_the_original_model_leave_modes_and_the_random_state():
+    """Else training after them would depend on them: dropout draws from that state."""
     model = model_with_a_frozen_part()
     before = modes(model)
     assert {True, False} == set(before)
     with evaluating(model):
         assert not any(modes(model))
     assert modes(model) == before
-
-
-def test_predictions_and_the_original_model_leave_modes_and_the_random_state():
-    """Else training after them would depend on them: dropout draws from that state."""
-    model = model_with_a_frozen_part()
-    before = modes(model)
     images = [{"pixel_values": torch.ones(4), "labels": torch.tensor(1)} for _ in range(3)]
     torch.manual_seed(3)
     expected = torch.rand(2)

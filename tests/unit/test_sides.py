@@ -21,35 +21,30 @@ def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, **given):
 
 
 @pytest.mark.parametrize(
-    ("item", "found"),
+    ("side", "item", "found"),
     [
-        ({"image": 0, "label": 1}, "a mapping with the keys image, label"),
-        ({"text": "a", "labels": 1}, "a mapping with the keys text, labels"),
-        ((torch.ones(3), 1), "of type tuple"),
+        ("retain", {"image": 0, "label": 1}, "a mapping with the keys image, label"),
+        ("forget", {"text": "a", "labels": 1}, "a mapping with the keys text, labels"),
+        ("test_dataset", (torch.ones(3), 1), "of type tuple"),
     ],
 )
-@pytest.mark.parametrize("side", ["retain", "forget", "test_dataset"])
 def test_an_item_of_another_form_is_named_with_the_form_expected(tmp_path, side, item, found):
-    named = f"an item of the {side[:4] if side == 'test_dataset' else side} set is {found}"
+    named = f"an item of the {side.removesuffix('_dataset')} set is {found}"
     with pytest.raises(HamuError, match=f"{named}; expected a mapping with pixel_values and lab"):
         trainer_of(tmp_path, **{side: [item] * 4})
     assert not (tmp_path / "out").exists(), "before anything is written"
 
 
-def test_a_collator_of_ones_own_may_make_the_batch(tmp_path):
+def test_a_collator_or_a_model_of_ones_own_may_have_other_items(tmp_path):
     pairs = TensorDataset(torch.ones(4, 3), torch.zeros(4).long())
 
     def own(items):
-        return dict(
-            zip(("pixel_values", "labels"), map(torch.stack, zip(*items, strict=True)), strict=True)
-        )
+        pixels, labels = map(torch.stack, zip(*items, strict=True))
+        return {"pixel_values": pixels, "labels": labels}
 
     assert trainer_of(tmp_path, pairs, pairs, data_collator=own)
     with pytest.raises(HamuError, match="an item of the retain set is a mapping with the keys x"):
         trainer_of(tmp_path, pairs, pairs, data_collator=lambda items: {"x": items})
-
-
-def test_a_model_may_have_a_main_input_of_another_name(tmp_path):
     model = nn.Linear(3, 2)
     model.main_input_name = "input_values"
     records = [{"input_values": torch.ones(3), "labels": 0}] * 4

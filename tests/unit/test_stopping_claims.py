@@ -25,31 +25,18 @@ def rising_until(peak):
 
 
 @pytest.mark.parametrize(
-    ("values", "slows"),
+    ("values", "terminates", "slows", "timely"),
     [
-        ([0.01 * e for e in EPOCHS], False),  # 13 epochs of it against 12 are no slowing
-        ([0.01 * e + 1e-5 * e * e for e in EPOCHS], False),
-        ([0.01 * e - 1e-5 * e * e for e in EPOCHS], True),
+        ([0.01 * e for e in EPOCHS], None, False, None),  # 13 epochs against 12 are no slowing
+        ([0.01 * e - 1e-5 * e * e for e in EPOCHS], 24.2, True, None),  # it has not begun to fall
+        (rising_until(20), 20.5, True, True),
+        (rising_until(20), 24.0, True, False),  # a fifth of the gain is gone
+        (rising_until(20), 10.0, True, False),  # early
+        (rising_until(20), None, True, False),  # never met, though it falls
+        ([-0.01 * e for e in EPOCHS], 24.0, False, False),  # it falls from the first step
     ],
 )
-def test_a_run_slows_down_only_if_its_rate_falls(values, slows):
-    assert claims(values)[0] is slows
-
-
-@pytest.mark.parametrize(
-    ("values", "terminates", "timely"),
-    [
-        (rising_until(20), 20.5, True),
-        (rising_until(20), 24.0, False),  # a fifth of the gain is gone
-        (rising_until(20), 10.0, False),  # early
-        (rising_until(20), None, False),  # never met, though it falls
-        ([-0.01 * e for e in EPOCHS], 24.0, False),  # it falls from the first step
-        ([-0.01 * e for e in EPOCHS], 0.5, True),
-        ([0.01 * e for e in EPOCHS], 24.2, None),  # it has not begun to fall
-        ([0.01 * e for e in EPOCHS], None, None),
-    ],
-)
-def test_the_criterion_is_timely_only_where_the_objective_has_begun_to_fall(
-    values, terminates, timely
+def test_a_run_slows_down_only_if_its_rate_falls_and_stops_where_its_objective_falls(
+    values, terminates, slows, timely
 ):
-    assert claims(values, terminates)[1] is timely
+    assert claims(values, terminates) == (slows, timely)
