@@ -1,6 +1,4 @@
-"""The goal of one run: chosen from its settings and data, measured on its records, kept in its
-checkpoints.
-"""
+"""The goal of one run: chosen from its settings and data, measured on its records."""
 
 from __future__ import annotations
 
@@ -35,11 +33,7 @@ _FORWARD = 3.0  # forward passes that a forward and a backward pass cost
 
 
 class GoalRun:
-    """The goal of a run, None if nothing tells what forgotten means, and how far records are.
-
-    The start model's predictions of unseen records complete the goal "unseen" when they are first
-    needed.
-    """
+    """The goal of a run, None if nothing tells what forgotten means, and how far records are."""
 
     def __init__(
         self, trainer: UnlearnTrainer, retain_data: Any, retain_predictions: AnyPredictions | None
@@ -75,19 +69,14 @@ class GoalRun:
         return self._measured(self._looks.retain_loss())
 
     def retain_rise(self) -> float | None:
-        """Rise of the loss over all retain records since the run's first evaluation.
-
-        None without one, or where every measurement is of all these records.
-        """
+        """Rise of the loss over all retain records since the start; None if each measures them."""
         start, retain = self._trainer.start_predictions.get("retain"), self._looks.sets["retain"]
-        if start is None or self._looks.records_of_a_standing == len(retain):  # type: ignore[arg-type]
+        if start is None or len(self._looks.some_retain) == len(retain):  # type: ignore[arg-type]
             return None
         return self._looks.retain_loss(of_all=True) - start.losses.mean().item()
 
     def rehearse(self) -> list[Standing]:
-        """Fine-tune a copy of the model on retain records, and measure the forget records half-way
-        and at the end.
-        """
+        """Standings half-way through fine-tuning a copy on retain records, and at its end."""
         assert self.lookahead is not None
         half, found = max(1, self.lookahead.depth // 2), []
         for steps in (half, 2 * half):
@@ -121,11 +110,7 @@ class GoalRun:
         return self.goal
 
     def standings(self) -> dict[str, Standing]:
-        """Standings before and after, by the predictions of the start model and of the present one.
-
-        Empty without a goal; one is missing without predictions, or where a retain model has
-        predicted other records.
-        """
+        """Standings before and after, as far as there are a goal and predictions to go by."""
         found: dict[str, Standing] = {}
         roles = {"before": self._trainer.start_predictions, "after": self._trainer.predictions}
         for name, predictions in roles.items():
@@ -151,8 +136,8 @@ class GoalRun:
     def focus(self, standing: Standing) -> None:
         """Take these targets; draw forget batches from the records that are not there yet.
 
-        A lasting run draws from all: a record that is forgotten may come back. So does a run whose
-        records may rise too high: those that are there hold the others back.
+        A lasting run draws from all, as a forgotten record may come back; so does a run whose
+        records may rise too high, where those that are there hold the others back.
         """
         targets, is_lasting = standing.targets, self.lookahead is not None
         limits = targets.limits
@@ -163,7 +148,9 @@ class GoalRun:
         if self.controller is not None:
             draws_all = is_lasting or bool(targets.most.isfinite().any())
             open_ = [] if draws_all else away.nonzero().flatten().tolist()
-            self._pairs.focus_on(open_, self._place_of(self._step + 1))
+            records, batch = len(self._pairs), self._trainer.global_batch
+            epoch, within = divmod(self._step + 1, max(1, math.ceil(records / batch)))
+            self._pairs.focus_on(open_, epoch * records + within * batch)  # the next step's first
 
     def limits_of(self, positions: Tensor) -> Tensor:
         """The limits of some forget records, [B, 2]; measured first in a run by hand."""
@@ -175,16 +162,9 @@ class GoalRun:
     def _every(self) -> int:
         """Steps between two measurements, such that these take at most a quarter of the time."""
         forget: Any = self._looks.sets["forget"]
-        measured = len(forget) + self._looks.records_of_a_standing
-        batch = self._trainer.global_batch
+        measured, batch = len(forget) + len(self._looks.some_retain), self._trainer.global_batch
         trained = batch + min(batch, len(forget))
         return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
-
-    def _place_of(self, step: int) -> int:
-        """First pair of a step, counted over all epochs."""
-        records, batch = len(self._pairs), self._trainer.global_batch
-        epoch, within = divmod(step, max(1, math.ceil(records / batch)))
-        return epoch * records + within * batch
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""

@@ -283,10 +283,10 @@ def choose_goal(
     *,
     has_retain_model: bool,
 ) -> Goal | None:
-    """Choose the goal of a run or an evaluation: the one named, or what follows from the data.
+    """The goal named, or what follows from the data; None if nothing tells what forgotten means.
 
-    None if none is named and nothing tells what forgotten means; refuses a goal that lacks what it
-    compares with.
+    Raises:
+        HamuError: if the goal lacks what it compares with.
     """
     has_test = sets.get("test") is not None
     if kind is None and loss is not None:
@@ -319,10 +319,7 @@ def whole_classes(retain: Any, forget: Any) -> bool:
 def goal_report(
     goal: Goal, predictions: Found, *, original: Found | None, retain_model: Found | None
 ) -> dict[str, Any]:
-    """Standing of a model, in the shape of a run's goal in evaluation.json, with one standing.
-
-    Without the original model's predictions of "test" it compares with the model's own.
-    """
+    """Standing of a model, in the shape of a run's goal; compares with itself by default."""
     standing = goal.against(original or predictions, retain_model).standing(predictions["forget"])
     unseen = "this model" if original is None else "original model"
     by = {"unseen": unseen, "retrained": "retain model"}

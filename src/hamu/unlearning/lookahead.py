@@ -70,9 +70,7 @@ class Lookahead:
         self.cycles -= self.cycles % 2 == 0
 
     def advance(self, retain: Mapping[str, Tensor], forget: Mapping[str, Tensor]) -> None:
-        """Move the point to the model's weights plus its path, and take a step or two from there,
-        on the batches of the model's own step.
-        """
+        """Take a step or two from the model's weights plus the path, on the step's own batches."""
         with torch.no_grad():
             if self.taken >= self.depth:
                 self.taken, self.cycles = 0, self.cycles + 1

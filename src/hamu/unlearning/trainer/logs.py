@@ -125,10 +125,9 @@ def silent() -> Console:
 
 
 def figures_line(logs: Mapping[str, Any]) -> str:
-    """The losses of a step and how hard it was: κ/κ₂ (κ₄ for HAMU-U) of the whole model.
+    """The losses of a step and how hard it was: κ/κ₂ (κ₄ for HAMU-U), without a threshold cosθ.
 
-    In conflict q/q₀ follows, the demand over the most that is free, for the expected gradients
-    where they are known; without a threshold, cosθ.
+    In conflict q/q₀ follows, the demand over the most that is free.
     """
     shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]
     if logs.get("stop_threshold", 0.0) > 0:

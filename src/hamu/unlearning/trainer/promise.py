@@ -125,9 +125,7 @@ class PromiseRecord:
             self.kept.append(outcome.kept)
 
     def summary(self) -> dict[str, Any] | None:
-        """Steps checked, those judged by a demand, the share that kept it, median ratios by side;
-        None without any.
-        """
+        """Counts of checked and judged steps, the share that kept its demand, median ratios."""
         if not self.checked:
             return None
         return {
@@ -196,17 +194,12 @@ class RepeatedPasses:
             some = logits[:_LOOKED_AT]
             self._spreads.append(some[some.isfinite()].float().std())  # a masked token's is -inf
 
-    @property
-    def are_exacter(self) -> bool:
-        """True if a GPU computes the repeated passes in more digits than those of the step."""
-        return rounds_to_tf32(self._model)
-
     @torch.no_grad()
     def losses(self) -> dict[str, Tensor]:
         """By side, the losses of the step's batches at the present weights, by its masks, 0-dim."""
         losses: dict[str, Tensor] = {}
         gpus = [self._device] if self._device.type == "cuda" else []
-        exact = without_tf32() if self.are_exacter else nullcontext()
+        exact = without_tf32() if rounds_to_tf32(self._model) else nullcontext()
         kept = torch.random.fork_rng(gpus)
         with kept, exact, without_autocast(self._model), buffers_kept(self._model):
             for side, loss, _, (of_host, *of_gpu) in self._passes:
@@ -290,7 +283,7 @@ class StepWatch(TrainerCallback):
         on_undone: Callable[[], object] = lambda: None,
     ) -> None:
         self._pair, self._args, self._sides, self._on_undone = pair, args, sides, on_undone
-        self._device = pair.parameters[0].device
+        self._model, self._device = model, pair.parameters[0].device
         self.passes = RepeatedPasses(model, self._device)  # of the step at hand, if it is checked
         self.step: PairStep | None = None  # at hand; None if the run ended before it
         self.figures: dict[str, float] = {}  # of its check
@@ -352,7 +345,7 @@ class StepWatch(TrainerCallback):
                 group["lr"] *= self.scale
         with self._timed():
             if self.passes:
-                is_rounded = self._args.bf16 or self._args.fp16 or self.passes.are_exacter
+                is_rounded = self._args.bf16 or self._args.fp16 or rounds_to_tf32(self._model)
                 self._before = self._summed(self.passes.losses() if is_rounded else self._losses)
             if self._guard is not None:
                 self._guard.before(step)
@@ -434,10 +427,7 @@ class StepWatch(TrainerCallback):
     def _first_order(
         self, step: PairStep, clip: Mapping[str, Tensor], sides: tuple[str, ...]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """g·Δw by side, ‖Δw‖, and the demand on the clipped loss, 0 without; all 0-dim.
-
-        By the guard, if it measured them on the weights; else by the Gram of plain descent.
-        """
+        """g·Δw by side, ‖Δw‖, and the demand on the clipped loss: measured, or of plain descent."""
         rate, constraint = float(self._optimizer.param_groups[0]["lr"]), step.weights.constraint
         demand = torch.zeros(()) if constraint is None else rate * constraint.clipped_demand
         if self._guard is not None and set(sides) <= set(self._guard.keep):

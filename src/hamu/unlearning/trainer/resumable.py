@@ -269,8 +269,7 @@ class ResumableTrainer(Trainer):
 
     @property
     def _sharing(self) -> int:
-        """Number of processes that share a batch."""
-        return world_size()
+        return world_size()  # processes to a batch
 
     @property
     def global_batch(self) -> int:
@@ -384,15 +383,10 @@ class ResumableTrainer(Trainer):
         newest = str(self.checkpoints.path(state.global_step))
         self.checkpoints.limit(self.args.save_total_limit, newest, state.best_model_checkpoint)
 
-    def _restoring(self, checkpoint: object) -> AbstractContextManager[None]:
-        """Name a checkpoint that is whole, but of another model or version."""
-        failure = f"the checkpoint {checkpoint} cannot be restored"
-        return reading(failure, "; resume from an older one")
-
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        with self._restoring(folder := Path(resume_from_checkpoint)):
+        with _restoring(folder := Path(resume_from_checkpoint)):
             load_tensors(self.model, folder)
             self.load_run_state(run_state_of(folder))
 
@@ -413,7 +407,7 @@ class ResumableTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        with self._restoring(checkpoint):
+        with _restoring(checkpoint):
             if not is_sharded(self.model):
                 super()._load_optimizer_and_scheduler(checkpoint)
                 return
@@ -425,8 +419,13 @@ class ResumableTrainer(Trainer):
             self.lr_scheduler.load_state_dict(torch.load(folder / _SCHEDULER, weights_only=True))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with self._restoring(checkpoint):
+        with _restoring(checkpoint):
             super()._load_rng_state(checkpoint)
+
+
+def _restoring(checkpoint: object) -> AbstractContextManager[None]:
+    # one that is whole, but of another model or version
+    return reading(f"the checkpoint {checkpoint} cannot be restored", "; resume from an older one")
 
 
 def run_state_of(checkpoint: Path) -> dict[str, Any]:

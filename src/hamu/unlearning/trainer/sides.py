@@ -201,17 +201,13 @@ class Evaluations:
             of_sets = [f"{name}_{figure}" for name in self.sets for figure in ("loss", "accuracy")]
             check_is_measured(args.metric_for_best_model, [*of_sets, *gains])
         self._is_text = "input_ids" in self.sets["retain"][0]
+        self.some_retain: Any = subset(self.sets["retain"], _RETAIN_RECORDS, args.seed)
 
     def retain_loss(self, *, of_all: bool = False) -> float:
         """Mean loss of some retain records, which a run by goal goes by; or of all."""
-        most = None if of_all else _RETAIN_RECORDS
-        records = subset(self.sets["retain"], most, self._args.seed)
-        return self.predict(records).losses.mean().item()
-
-    @property
-    def records_of_a_standing(self) -> int:
-        """Records that are predicted wherever a run by goal is measured, less those to forget."""
-        return min(_RETAIN_RECORDS, len(self.sets["retain"]))  # type: ignore[arg-type]
+        return (
+            self.predict(self.sets["retain"] if of_all else self.some_retain).losses.mean().item()
+        )
 
     def predict(self, data: Dataset[Any]) -> AnyPredictions:
         """Predict a set in the precision of evaluations."""
