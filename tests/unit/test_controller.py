@@ -179,18 +179,14 @@ def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
     assert (work.controller.ended, work.controller.reached) == (True, text != DONE)
 
 
-def test_a_goal_that_is_reached_at_the_start_takes_no_step():
+def test_a_goal_that_is_reached_at_the_start_takes_no_step_and_a_start_must_be_finite():
     work = Work()
     work.found = [standing(9)]
     [end] = work.start().ends
     assert end.kind == "goal"
     assert end.text.startswith("the goal is reached at the start: 9 of 10 records are forgotten")
-
-
-@pytest.mark.parametrize("retain_loss", [math.nan, math.inf])
-def test_a_start_that_is_not_finite_is_an_error(retain_loss):
     work = Work()
-    work.found = [standing(0, retain_loss)]
+    work.found = [standing(0, math.nan)]
     with pytest.raises(HamuError, match=r"^the model's losses are not finite at the start"):
         work.start()
 
@@ -221,14 +217,6 @@ def test_patience_begins_anew_with_a_better_state_or_less_that_is_missing(better
     assert [end.kind for end in work.ends] == ["budget"]
 
 
-def test_it_measures_at_its_interval_and_at_the_last_step():
-    work = Work((1,), (2,), (3,))
-    work.controller.every, work.state.max_steps = 3, 8
-    work.run()
-    assert [row["step"] for row in work.controller.history] == [0, 3, 6, 8]
-    assert len(work.focused) == 4, "and each measurement sets targets"
-
-
 def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     work = Work(*[(9, START + 0.06)] * 6, rehearsals=[(9, 8), (9, 7), (8, 9), (8, 8)]).run()
     rehearsed = [row.get("forgotten_after_fine_tuning") for row in work.controller.history]
@@ -252,15 +240,22 @@ def test_a_lasting_run_changes_demand_and_rate_by_what_lasts(found, rehearsals, 
     assert work.controller.rate == pytest.approx(growth * before)
 
 
-def test_a_lasting_run_rehearses_where_the_point_is_at_the_end_of_a_retain_cycle():
-    work = Work((9, START + 0.06), (9, START + 0.06), rehearsals=[(9, 9)])
-    work.controller.every = 3
+@pytest.mark.parametrize(("rehearses_at", "steps"), [(None, [0, 3, 6, 8]), (4, [0, 3, 4])])
+def test_it_measures_at_its_interval_at_the_last_step_and_where_it_rehearses(rehearses_at, steps):
+    """A lasting run rehearses where the point ahead is at the end of a retain cycle."""
+    work = Work(
+        *[(9 if rehearses_at else 1, START + 0.06)] * 3, rehearsals=rehearses_at and [(9, 9)]
+    )
+    work.controller.every, work.state.max_steps = 3, 8
     work.start()
-    for step in range(1, 5):
-        work.lookahead.at_the_end_of_a_retain_cycle = step == 4
+    for step in range(1, steps[-1] + 1):
+        if rehearses_at:
+            work.lookahead.at_the_end_of_a_retain_cycle = step == rehearses_at
         work.step()
-    rows = [(row["step"], "forgotten_after_fine_tuning" in row) for row in work.controller.history]
-    assert rows == [(0, False), (3, False), (4, True)]
+    rows = work.controller.history
+    assert [row["step"] for row in rows] == steps
+    rehearsed = [row["step"] for row in rows if "forgotten_after_fine_tuning" in row]
+    assert rehearsed == [step for step in steps if step == rehearses_at]
 
 
 def test_a_state_is_the_last_only_if_the_loss_of_all_retain_records_is_within_the_budget():
