@@ -73,19 +73,20 @@ def batch(start):
     return TextCollator(tokenizer.pad_token_id)([retain[i] for i in range(4)])
 
 
+def likelihoods(logits, labels):
+    """Log-likelihood of the scored tokens of each record, [B]."""
+    each = logits[:, :-1].double().log_softmax(-1)
+    each = each.gather(2, labels[:, 1:, None].clamp(min=0))[..., 0]
+    return each.masked_fill(labels[:, 1:] == -100, 0.0).sum(1)
+
+
 @pytest.mark.parametrize("name", ["cross_entropy", "npo", "simnpo"])
 def test_an_objective_of_texts_is_its_formula(name, batch):
     torch.manual_seed(3)
     labels = batch["labels"]
     logits, before = torch.randn(2, *labels.shape, 320)
-
-    def likelihood(of):
-        """Log-likelihood of the scored tokens of each record."""
-        each = of[:, :-1].double().log_softmax(-1)
-        each = each.gather(2, labels[:, 1:, None].clamp(min=0))[..., 0]
-        return each.masked_fill(labels[:, 1:] == -100, 0.0).sum(1)
-
-    p, q, n = likelihood(logits), likelihood(before), (labels[:, 1:] != -100).sum(1)
+    p, q = likelihoods(logits, labels), likelihoods(before, labels)
+    n = (labels[:, 1:] != -100).sum(1)
     expected = {
         "cross_entropy": -p.sum(),
         "npo": -20 * (1 + (0.1 * (p - q)).exp()).log().sum(),
@@ -104,38 +105,27 @@ def with_alternatives(start):
     return replace(start[2][1], alternatives=encode(texts.alternatives(), tokenizer))
 
 
+@torch.no_grad()
 def test_dpo_prefers_the_other_answer_and_is_npo_where_that_is_as_likely_as_before(start):
     forget, model, tokenizer = with_alternatives(start), copy.deepcopy(start[0]), start[1]
     torch.manual_seed(0)
     collate = TextCollator(tokenizer.pad_token_id)
     own, other = (collate([data[i] for i in range(3)]) for data in (forget, forget.alternatives))
+    both = own | {"alternative": other}
     losses = SideLosses(model, {"retain": None, "forget": "dpo"})
-    with torch.no_grad():
-        for parameter in model.parameters():  # away from the original
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    total = losses.total(model, "forget", own | {"alternative": other})[0]
-
-    def gained(batch):
-        """log π/π_original of each answer, token by token."""
-        now, before = model(batch["input_ids"]).logits, losses.original.logits(batch)
-        found = []
-        for row, labels in enumerate(batch["labels"]):
-            places = [t for t in range(1, len(labels)) if labels[t] != -100]
-            ratio = 0.0
-            for logits, sign in ((now, 1), (before, -1)):
-                chances = logits[row].double().softmax(-1)
-                ratio += sign * sum(chances[t - 1, labels[t]].log() for t in places)
-            found.append(ratio)
-        return torch.stack(found)
-
-    odds = torch.sigmoid(0.1 * (gained(other) - gained(own)))
+    for parameter in model.parameters():  # away from the original
+        parameter.add_(0.05 * torch.randn_like(parameter))
+    gained = [
+        likelihoods(model(one["input_ids"]).logits, one["labels"])
+        - likelihoods(losses.original.logits(one), one["labels"])
+        for one in (other, own)
+    ]
+    odds = torch.sigmoid(0.1 * (gained[0] - gained[1]))
+    total = losses.total(model, "forget", both)[0]
     torch.testing.assert_close(total.double(), 20 * odds.log().sum(), rtol=1e-4, atol=1e-4)
-    as_before = SideLosses(model, {"retain": None, "forget": "dpo"})
-    npo = SideLosses(model, {"retain": None, "forget": "npo"})
-    torch.testing.assert_close(
-        as_before.total(model, "forget", own | {"alternative": other})[0],
-        npo.total(model, "forget", own)[0],
-    )
+    as_before, npo = (SideLosses(model, {"retain": None, "forget": n}) for n in ("dpo", "npo"))
+    ours, theirs = as_before.total(model, "forget", both), npo.total(model, "forget", own)
+    torch.testing.assert_close(ours[0], theirs[0])
 
 
 @pytest.mark.parametrize("objective", ["idk", "dpo"])
@@ -203,10 +193,7 @@ def test_the_original_model_costs_the_adapter_and_answers_as_it_was(start, batch
         assert not torch.allclose(model.eval()(**inputs).logits, before)
 
 
-ASCENTS = ["npo", "simnpo", "kl_to_original", "wga", "satimp", "undial", "ce-u", "logit_margin"]
-
-
-@pytest.mark.parametrize("objective", ASCENTS)
+@pytest.mark.parametrize("objective", ["npo", "simnpo", "kl_to_original", "undial", "ce-u"])
 def test_any_forget_objective_goes_with_hamu(objective, trained):
     trainer = trained(method="hamu-q", forget_objective=objective, max_steps=3, learning_rate=0.02)
     values = [entry["forget_loss"] for entry in trainer.state.log_history if "taken" in entry]
@@ -214,22 +201,18 @@ def test_any_forget_objective_goes_with_hamu(objective, trained):
     assert values[-1] > values[0], "the forget objective is raised"
 
 
-def test_an_early_end_under_a_scaler_leaves_the_weights(start):
-    """Gradient that a scaler meets after an abandoned step: NaN, at which it passes over the step."""
+def test_an_early_end_under_a_scaler_leaves_the_weights():
+    """An abandoned step leaves the scaler NaN, at which it passes over the step."""
     torch.manual_seed(0)
     model, (x, y) = torch.nn.Linear(3, 2), (torch.randn(4, 3), torch.arange(4) % 2)
-    optimizer, scaler = (
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        torch.amp.GradScaler("cpu", init_scale=8.0),
-    )
-    pair = PairedGradients(model, build_method("gdiff"))
-    before = tensors(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    pair, before = PairedGradients(model, build_method("gdiff")), tensors(model)
     for side in (pair.retain, pair.forget):
         with side():
             scaler.scale(torch.nn.functional.cross_entropy(model(x), y)).backward()
     pair.abandon(scaler)
     scaler.step(optimizer)
-    scaler.update()
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 from rich.progress import TextColumn
 from transformers import TrainerCallback, TrainerState
@@ -16,8 +15,6 @@ from transformers.integrations import integration_utils
 
 from hamu import UnlearnConfig
 from hamu.cli import main
-from hamu.core.gram import PairGram
-from hamu.core.methods import HamuQ
 from hamu.unlearning.trainer.logs import ProgressBar, figures_line, task_bar
 
 OF_EVERY_STEP = {
@@ -222,20 +219,6 @@ def test_the_bar_with_its_longest_figures_stays_one_line(width, kappa, hardness)
     without = {"forget_loss": 2.0, "kappa": 0.5, "cos": 0.25}
     assert figures_line(without) == "forget 2        cosθ 0.25", "there is no threshold"
     assert figures_line({"eval_forget_loss": 2.0}) == ""
-
-
-def test_the_bar_tells_layer_by_layer_what_the_threshold_of_the_whole_model_does_not():
-    """κ is below κ₂, and yet the step must hurt: one of two blocks is much more in conflict."""
-    retain, forget, cos = (
-        torch.tensor(v, dtype=torch.float64) for v in ((0.8, 0.6), (0.6, 0.8), (0.9, 0.4))
-    )
-    weights = HamuQ(0.7).weigh(PairGram(retain**2, forget**2, retain * forget * cos))
-    names = ("kappa", "stop_threshold", "clipped_demand", "free_limit")
-    figures = {name: getattr(weights.constraint, name).item() for name in names}
-    assert figures_line(figures) == "κ/κ₂ 0.87 q/q₀ 1.08"
-    assert "q/q₀" not in figures_line(figures | {"kappa": -0.1}), (
-        "without a conflict nothing must hurt"
-    )
 
 
 def test_the_bar_gives_the_screen_back_however_training_ends():
