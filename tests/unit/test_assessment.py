@@ -142,7 +142,7 @@ def test_the_changes_in_the_verdict_are_those_of_the_losses_as_they_are():
 def test_the_parts_of_a_gradient_reweigh_to_any_sample():
     found = AssessedModel(network().eval(), RETAIN, FORGET, collate, batch_size=10)
     retain, forget = parted_gradient(found, "retain", 5), parted_gradient(found, "forget", 4)
-    assert retain.shares.sum() == pytest.approx(1)
+    assert retain[1].sum() == pytest.approx(1)
     parted = PartedGram.of(found, retain, forget)
     once = [parted_gradient(found, side, 1) for side in ("retain", "forget")]
     torch.testing.assert_close(parted.gram().dot, PartedGram.of(found, *once).gram().dot)

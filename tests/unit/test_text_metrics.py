@@ -123,25 +123,17 @@ def slow_nll(model, tokenizer, record):
     return -mean(slow_log_p(model, tokenizer, record))
 
 
-def saying(record, answer):
-    return TextRecord(record.prompt, " " + answer, {})
+def slow_tofu(model, tokenizer, record):
+    """p of the answer, the same normalised by the wrong ones, and the truth ratio R."""
 
+    def nll(answer):
+        return slow_nll(model, tokenizer, TextRecord(record.prompt, " " + answer, {}))
 
-def wrong_answers(record):
-    found = record.fields["perturbed_answer"]
-    return [saying(record, a) for a in ([found] if isinstance(found, str) else found)]
-
-
-def slow_ratio(model, tokenizer, record):
-    right = record.fields.get("paraphrased_answer")
-    right = saying(record, right) if right else record
-    wrong = [slow_nll(model, tokenizer, w) for w in wrong_answers(record)]
-    return math.exp(-mean(wrong)) / math.exp(-slow_nll(model, tokenizer, right))
-
-
-def slow_normalized(model, tokenizer, record):
-    p = math.exp(-slow_nll(model, tokenizer, record))
-    return p / (p + sum(math.exp(-slow_nll(model, tokenizer, w)) for w in wrong_answers(record)))
+    wrong, right = (record.fields.get(f"{kind}_answer") for kind in ("perturbed", "paraphrased"))
+    others = [nll(answer) for answer in ([wrong] if isinstance(wrong, str) else wrong)]
+    own = slow_nll(model, tokenizer, record)
+    normalized = math.exp(-own) / (math.exp(-own) + sum(math.exp(-other) for other in others))
+    return math.exp(-own), normalized, math.exp((nll(right) if right else own) - mean(others))
 
 
 @torch.no_grad()
@@ -434,11 +426,10 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
     nine = []
     for name, texts_of in vars(sets).items():
         records = texts_of.records
-        plain = [math.exp(-slow_nll(model, tokenizer, r)) for r in records]
-        normalized = [slow_normalized(model, tokenizer, r) for r in records]
+        figures = [slow_tofu(model, tokenizer, r) for r in records]
+        plain, normalized, ratios = zip(*figures, strict=True)
         answers = [slow_answer(model, tokenizer, r, 40) for r in records]
         rouge = rouge_l_recall(answers, [r.answer for r in records]).tolist()
-        ratios = [slow_ratio(model, tokenizer, r) for r in records]
         score = [min(r, 1 / r) if name == "forget" else max(0.0, 1 - r) for r in ratios]
         p = normalized if name in ("real_authors", "world_facts") else plain
         found, slow = report[name], [mean(values) for values in (p, rouge, score)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 from hamu.assess import hardness as hard
 from hamu.assess.curvature import (
     LANCZOS,
-    SOLVER,
     Curvature,
     Hessian,
     SecondOrder,
@@ -242,23 +241,24 @@ def assess_model(
             f"method {name!r} has no constraint to assess; give HamuQ(...) or HamuU(...)"
         )
     assessed = AssessedModel(model, retain, forget, collate, batch_size, blocks, seed, progress)
-    most = math.inf if most_batches is None else most_batches * batch_size
-    used = {side: int(min(count, most)) for side, count in assessed.records.items()}
+    records, most = assessed.records, (most_batches or math.inf) * batch_size
+    used = {side: int(min(count, most)) for side, count in records.items()}
     one_pass = sum(used.values())
-    if curvature_samples is None:
-        curvature_samples = affordable_samples(one_pass, batch_size)
-    samples = min(curvature_samples, assessed.records["retain"])
-    assessed.expected = one_pass * (1 + 2 * _FORWARD * conflicts)
-    assessed.expected += product_cost(samples, batch_size, LANCZOS + 2 * SOLVER)
+    paid = affordable_samples(one_pass, batch_size)
+    samples = min(paid if curvature_samples is None else curvature_samples, records["retain"])
+    cost = product_cost(samples, batch_size)
+    assessed.expected = one_pass * (1 + 2 * _FORWARD * conflicts) + cost
     with assessed.untouched():
         parts = kept_parts(assessed, used, bootstrap_memory)
         sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
         parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
-        gradients: dict[str, list[Tensor]] = {side: sides[side].total() for side in SIDES}
+        gradients: dict[str, list[Tensor]] = {
+            side: [reduce(torch.add, grads) for grads in zip(*kept, strict=True)]
+            for side, (kept, _) in sides.items()
+        }
         del sides
         found = _first_order(assessed, parted, method, max_grad_norm)
-        scale_of = parted.noise_scale
-        found["noise_scales"] = {s: scale_of(s, used[s], assessed.records[s]) for s in SIDES}
+        found["noise_scales"] = {s: parted.noise_scale(s, used[s], records[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
         if samples:
             found |= _second_order(assessed, gradients, demand, samples)
@@ -266,12 +266,12 @@ def assess_model(
             found["conflicts"][side] = _conflicts(assessed, side, gradients[other], used[side])
     return Assessment(
         method=method,
-        records=assessed.records,
+        records=records,
         measured_records=used,
         block_names=assessed.block_names,
         learning_rate=learning_rate,
         curvature_samples=samples,
-        epochs=assessed.finish() / sum(assessed.records.values()),
+        epochs=assessed.finish() / sum(records.values()),
         **found,
     )
 

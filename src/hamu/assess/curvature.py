@@ -258,7 +258,7 @@ def conjugate_gradients(
     return Solution(x, residual, relative, negative)
 
 
-def product_cost(samples: int, batch_size: int, products: int) -> float:
+def product_cost(samples: int, batch_size: int, products: int = LANCZOS + 2 * SOLVER) -> float:
     """Cost of products with a Hessian of some records, in records of a pass both ways."""
     following = _NEXT_PRODUCT if samples <= min(batch_size, FULL_BATCH) else _PRODUCT
     return samples * (_PRODUCT + (products - 1) * following) if products else 0.0
@@ -266,8 +266,7 @@ def product_cost(samples: int, batch_size: int, products: int) -> float:
 
 def affordable_samples(budget: float, batch_size: int) -> int:
     """Records for the Hessian that pay for all products."""
-    size, products = min(batch_size, FULL_BATCH), LANCZOS + 2 * SOLVER
-    samples = int(budget / product_cost(1, batch_size, products))
+    size, samples = min(batch_size, FULL_BATCH), int(budget / product_cost(1, batch_size))
     if samples > size:  # several batches, whose graphs are not kept
-        samples = max(size, int(budget / (products * _PRODUCT)))
+        samples = max(size, int(budget / ((LANCZOS + 2 * SOLVER) * _PRODUCT)))
     return samples

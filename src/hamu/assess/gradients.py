@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from hamu.errors import HamuError
 
 FEWEST_PARTS = 8  # with fewer, a 95% interval covers some 80% of the truths
 _MOST_PARTS = 16
+Parts = tuple[list[list[Tensor]], Tensor]
 FULL_BATCH = 128  # records; a larger batch costs hardly less for each of them
 
 
@@ -126,21 +126,13 @@ class AssessedModel:
         return sums, count
 
 
-class PartedGradient(NamedTuple):
-    """Gradient of a side's mean loss as the sum of m parts, each of some random batches."""
-
-    parts: list[list[Tensor]]
-    shares: Tensor  # of the predictions, [m] float64
-
-    def total(self) -> list[Tensor]:
-        """Add the parts to the mean gradient."""
-        return [reduce(torch.add, grads) for grads in zip(*self.parts, strict=True)]
-
-
 def parted_gradient(
     assessed: AssessedModel, side: str, parts: int, most: int | None = None
-) -> PartedGradient:
-    """One forward and backward pass over a side, or over `most` random records of it."""
+) -> Parts:
+    """Gradient of a side's mean loss, or that of `most` random records, in m parts that add up.
+
+    Returns the parts, and their shares of the predictions, [m] float64.
+    """
     positions = assessed.positions(side, most)
     chunks = positions.tensor_split(min(parts, len(positions)))
     kept, counts = zip(*(assessed.gradient(side, chunk) for chunk in chunks), strict=True)
@@ -158,7 +150,7 @@ def parted_gradient(
             f"the gradient of the {side} loss is zero: it reaches no trainable parameter, "
             f"or the loss is stationary"
         )
-    return PartedGradient(list(kept), torch.tensor(counts, dtype=torch.float64) / sum(counts))
+    return list(kept), torch.tensor(counts, dtype=torch.float64) / sum(counts)
 
 
 def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) -> dict[str, int]:
@@ -186,11 +178,9 @@ class PartedGram(NamedTuple):
     eps: float
 
     @classmethod
-    def of(
-        cls, assessed: AssessedModel, retain: PartedGradient, forget: PartedGradient
-    ) -> PartedGram:
+    def of(cls, assessed: AssessedModel, retain: Parts, forget: Parts) -> PartedGram:
         """Multiply a piece of a parameter at a time; reads the device once."""
-        parts, parameters = [*retain.parts, *forget.parts], assessed.parameters
+        parts, parameters = [*retain[0], *forget[0]], assessed.parameters
         device, rows = parameters[0].device, len(parts)
         size = len(assessed.block_names), rows, rows
         products = torch.zeros(size, dtype=torch.float64, device=device)
@@ -201,7 +191,7 @@ class PartedGram(NamedTuple):
                 wide = torch.stack(piece).double()
                 products[block] += (wide @ wide.T).to(device)
         eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
-        return cls(products.cpu(), retain.shares, forget.shares, eps)
+        return cls(products.cpu(), retain[1], forget[1], eps)
 
     def gram(self, *counts: Tensor) -> PairGram:
         """The Gram of the mean gradients with each part this often ([m_r], [m_f]); default once."""
