@@ -175,6 +175,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
                     report["tofu"]["forget_quality"] = forget_quality(ours, ratios)
                 if report.get("privleak") is not None:  # beside forget quality
                     report["tofu"]["privleak"] = report["privleak"]
+                folder.write_json(files.EVALUATION, plain(report))
             if asked.generate:
                 report["metrics"] |= _answers(task, folder, model, problem, asked.generate)
         report["metrics"] |= named(model, predictions)
