@@ -286,7 +286,7 @@ class PairedGradients:
         finally:
             self._inside = None
         collected = [p.grad for p in self.parameters]
-        self._set_grads(self._no_grads())
+        self._set_grads()
         if all(grad is None for grad in collected):
             self.discard()
             raise HamuError(
@@ -298,7 +298,7 @@ class PairedGradients:
     def discard(self) -> None:
         """Drop both gradients collected since the last combine."""
         self._grads = {}
-        self._set_grads(self._no_grads())
+        self._set_grads()
 
     @torch.no_grad()
     def abandon(self, scaler: torch.amp.GradScaler | None = None) -> None:
@@ -424,8 +424,8 @@ class PairedGradients:
     def _no_grads(self) -> Grads:
         return [None] * len(self.parameters)
 
-    def _set_grads(self, grads: Grads) -> None:
-        for parameter, grad in zip(self.parameters, grads, strict=True):
+    def _set_grads(self, grads: Grads | None = None) -> None:
+        for parameter, grad in zip(self.parameters, grads or self._no_grads(), strict=True):
             parameter.grad = grad
 
     def _spoil(self, grads: Grads) -> None:

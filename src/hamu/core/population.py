@@ -114,12 +114,13 @@ class Population:
         sizes = [p.numel() for p in parameters]
         self._counts = [min(size, SAMPLED) for size in sizes]
         self._scales = torch.tensor(sizes).double() / torch.tensor(self._counts).clamp(min=1)
-        self._positions = {  # None for all of a tensor
-            torch.device("cpu"): [
-                torch.randint(size, (SAMPLED,), generator=generator) if size > SAMPLED else None
-                for size in sizes
-            ]
-        }
+        drawn = [
+            torch.randint(size, (SAMPLED,), generator=generator)
+            if size > SAMPLED
+            else torch.arange(size)
+            for size in sizes
+        ]
+        self._positions = {torch.device("cpu"): drawn}
         self._block_of = torch.tensor(block_of)
         self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double()
         # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²)
@@ -293,19 +294,20 @@ class Population:
         """Sampled entries of each side, tensor by tensor, [2, entries]."""
         parts, home = [], self._sums.device
         for grads in sides:
-            for number, g in enumerate(grads):
+            for number, (g, count) in enumerate(zip(grads, self._counts, strict=True)):
                 if g is None:
-                    parts.append(self._sums.new_zeros(self._counts[number]))
-                    continue
-                places = self._at(g.device)[number]
-                part = g.reshape(-1) if places is None else g.take(places)
-                parts.append(part if g.device == home else part.to(home))
+                    parts.append(self._sums.new_zeros(count))
+                elif count < SAMPLED:  # all of it
+                    parts.append(g.reshape(-1))
+                else:
+                    parts.append(g.take(self._at(g.device)[number]))
+        parts = [part if part.device == home else part.to(home) for part in parts]
         return torch.cat(parts).to(self._sums.dtype).view(2, -1)
 
-    def _at(self, device: torch.device) -> list[Tensor | None]:
+    def _at(self, device: torch.device) -> list[Tensor]:
         if device not in self._positions:
             drawn = self._positions[torch.device("cpu")]
-            self._positions[device] = [None if one is None else one.to(device) for one in drawn]
+            self._positions[device] = [one.to(device) for one in drawn]
         return self._positions[device]
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -101,9 +101,11 @@ class _Hamu(Method):
         objective, constrained, direct = self._step(gram, radius, fraction)
         weights = (constrained.neg(), objective.neg()) if is_swapped else (objective, constrained)
 
-        margin = self.stopping_rule.margin
-        conflict = conflicting = self._conflicting(gram)
-        if self.stopping_rule.criterion in ("aggregate", "off"):
+        margin, criterion = self.stopping_rule.margin, self.stopping_rule.criterion
+        # The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 a feasible demand costs nothing (B.4).
+        of_any = criterion == "any"
+        conflict = conflicting = (gram.cos > 0).any() if of_any else gram.dot.sum() > 0
+        if criterion in ("aggregate", "off"):
             # The sum includes the sines of opposed blocks, which are no limit, and a step that
             # gains on both sides can meet it; so the criterion also requires a price.
             if margin:
@@ -169,14 +171,6 @@ class _Hamu(Method):
         # without any reach (a zero gradient) the demand stays whole, on every block: infeasible
         total = self.constraint * (max_demand if self.constraint_mode == "relative" else 1.0)
         return torch.where(whole > 0, total * shares / whole, total / shares.numel()), max_demand
-
-    def _conflicting(self, gram: PairGram) -> Tensor:
-        """True if κ > 0, of any block for the criterion "any", else of the whole model, 0-dim bool.
-
-        The criterion follows from κ > κ2 ≥ 0; while κ ≤ 0 a feasible demand costs nothing (App.
-        B.4).
-        """
-        return (gram.cos > 0).any() if self.stopping_rule.criterion == "any" else gram.dot.sum() > 0
 
     def _free_limit(
         self, gram: PairGram, radius: Tensor, reach: Tensor, clipped_demand: Tensor
