@@ -97,13 +97,6 @@ def test_an_infeasible_constraint_stops_or_skips_and_says_what_is_possible(metho
 
 
 @both_variants
-@pytest.mark.parametrize(("demand", "decision"), [(6.0, "step"), (6.0 * 1.001, "stop")])
-def test_a_thousandth_more_than_is_possible_is_not_possible(method, demand, decision):
-    sides = [[torch.tensor([2.0, 0.0]).double()], [torch.tensor([0.0, 3.0]).double()]]
-    assert combine(method(demand, **OFF), *sides, max_grad_norm=None)[0].decision == decision
-
-
-@both_variants
 @pytest.mark.parametrize("angle", [0.3, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("radius", ["gradient", 0.7])
 def test_clamping_gains_the_most_that_the_radius_allows_and_never_steps_further(
@@ -135,21 +128,6 @@ def test_clamping_touches_only_the_blocks_that_cannot_meet_their_part():
     for grad, gain, length in zip(grads, (0.25, 0.01), (1.0, 0.01), strict=True):
         assert -grad[1] == pytest.approx(gain)
         assert grad.norm() == pytest.approx(length)
-
-
-@pytest.mark.parametrize(("distribution", "most"), [("uniform", 0.02), ((3.0, 1.0), 0.04)])
-def test_a_share_of_what_is_possible_is_feasible_however_it_is_divided(distribution, most):
-    for share in (0.3, 1.0):
-        method = HamuQ(share, distribution=distribution, **RELATIVE)
-        step, _ = combine(method, UNEQUAL, ACROSS, max_grad_norm=None)
-        constraint = step.weights.constraint
-        assert step.decision == "step"
-        assert constraint.max_demand == pytest.approx(most)
-        assert constraint.demand == pytest.approx(share * most)
-        assert constraint.fraction.max() == pytest.approx(share)
-    absolute = HamuQ(0.5, distribution=distribution, **OFF)
-    step, _ = combine(absolute, UNEQUAL, ACROSS, max_grad_norm=None)
-    assert f"allow at most {most:.4g}" in step.reason
 
 
 def test_what_the_step_reports_is_what_the_gradients_do():
