@@ -157,27 +157,28 @@ def _gram_of_large(
     device: torch.device, exact: bool, retain: Tensor | None, forget: Tensor | None
 ) -> Sequence[Tensor]:
     """Gram matrix of one tensor's gradients, entry by entry, 0-dim each."""
-    if retain is None and forget is None:
+    grads = [g for g in (retain, forget) if g is not None]
+    if not grads:
         return [torch.zeros((), device=device)] * 4
-    product = partial(_sum_of_products, device, exact)
-    pieces = [_gram_matrix(product, r, f) for r, f in _pieces(device, exact, retain, forget)]
-    if len(pieces) == 1:
-        return pieces[0]
-    return (
-        torch.stack([sum for piece in pieces for sum in piece]).double().view(-1, 4).sum(0).unbind()
-    )
+    is_narrow = all(g.dtype != torch.float64 for g in grads)
+    wide = torch.float32 if is_narrow and not exact else torch.float64
+    product = partial(_sum_of_products, device, wide, is_narrow)
+    grams = [_gram_matrix(product, r, f) for r, f in _pieces(device, wide, retain, forget)]
+    if len(grams) == 1:
+        return grams[0]
+    return torch.stack([one for gram in grams for one in gram]).double().view(-1, 4).sum(0).unbind()
 
 
 def _sum_of_products(
-    device: torch.device, exact: bool, x: Tensor | None, y: Tensor | None
+    device: torch.device, wide: torch.dtype, is_narrow: bool, x: Tensor | None, y: Tensor | None
 ) -> Tensor:
     """Σ x·y, 0-dim; products of half precision are exact in float32."""
     if x is None or y is None:
         return torch.zeros((), device=device)
-    is_flat = x.is_contiguous() and y.is_contiguous()
-    if is_flat and not exact and x.dtype == y.dtype == torch.float32:
+    # torch.dot keeps one long running sum: too few digits for float64 gradients
+    is_flat = is_narrow and x.is_contiguous() and y.is_contiguous()
+    if is_flat and x.dtype == y.dtype == wide:
         return torch.dot(x.view(-1), y.view(-1))
-    wide = torch.float64 if exact or torch.float64 in (x.dtype, y.dtype) else torch.float32
     if x is y and device.type != "cpu":  # widened within the kernel
         norm: Tensor = torch.linalg.vector_norm(x, dtype=wide)
         return norm.square()
@@ -185,11 +186,11 @@ def _sum_of_products(
 
 
 def _pieces(
-    device: torch.device, exact: bool, *sides: Tensor | None
+    device: torch.device, wide: torch.dtype, *sides: Tensor | None
 ) -> Iterator[list[Tensor | None]]:
     """Pieces of both gradients on this device, small enough to widen; None for one not there."""
     grads = [g for g in sides if g is not None]
-    step = min(widened_at_once(device, g.device) for g in grads) // (2 if exact else 1)
+    step = min(widened_at_once(device, g.device) for g in grads) * 4 // wide.itemsize
     is_flat = all(g.is_contiguous() for g in grads)
     if not is_flat:  # pieces along the first dimension are the same elements whatever the strides
         step = max(1, step * grads[0].shape[0] // grads[0].numel())
@@ -198,7 +199,10 @@ def _pieces(
         for g in sides
     ]
     for pieces in zip(*split, strict=False):
-        yield [None if piece is None else brought(piece, device) for piece in pieces]
+        there = (None if piece is None else brought(piece, device) for piece in pieces)
+        if device.type == "cpu":  # widened once for three products
+            there = (None if piece is None else piece.to(wide) for piece in there)
+        yield list(there)
 
 
 def widened_at_once(device: torch.device, source: torch.device) -> int:
@@ -206,7 +210,7 @@ def widened_at_once(device: torch.device, source: torch.device) -> int:
     most tensors in whole on a device, for the host must not launch by elements.
     """
     if device.type == "cpu":
-        return 1 << 18
+        return 1 << 17
     return 1 << 24 if source != device else 1 << 27
 
 
