@@ -65,7 +65,7 @@ def one_run(method: str, steps: int) -> dict[str, float]:
         )
         silence(trainer)
         trainer.train()
-    original = trainer.side_losses._original
+    original = trainer.side_losses.original
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "adapter": sum(p.numel() for p in model.parameters() if p.requires_grad),
