@@ -50,17 +50,16 @@ class GramMeter:
         }
         self._packs: dict[bool, list[_Pack]] = {}  # by whether they are exact
         self._large: dict[torch.device, list[int]] = {}
+        self._coarse: dict[int, list[int]] = {}  # by block: tensors summed in float32
         for number, p in enumerate(parameters):
             if p.numel() > SMALL:
                 self._large.setdefault(p.device, []).append(number)
+            if _is_coarse(p):
+                self._coarse.setdefault(block_of[number], []).append(number)
         self._large_blocks = {
             device: torch.tensor([block_of[n] for n in numbers]).to(self.device)
             for device, numbers in self._large.items()
         }
-        self._coarse: dict[int, list[int]] = {}  # by block: tensors summed in float32
-        for number, p in enumerate(parameters):
-            if _is_coarse(p):
-                self._coarse.setdefault(block_of[number], []).append(number)
 
     def measure(self, retain: Side, forget: Side, *, exact: bool = True) -> PairGram:
         """Measure the Gram without a host synchronisation; None stands for a zero gradient.
@@ -117,12 +116,9 @@ class GramMeter:
         ]
         exact = self.measure(*sides)
         again = torch.tensor([block in chosen for block in range(self._num_blocks)]).to(self.device)
-        return PairGram(
-            torch.where(again, exact.retain_sq, gram.retain_sq),
-            torch.where(again, exact.forget_sq, gram.forget_sq),
-            torch.where(again, exact.dot, gram.dot),
-            self._eps,
-        )
+        names = ("retain_sq", "forget_sq", "dot")
+        r, f, dot = (torch.where(again, getattr(exact, n), getattr(gram, n)) for n in names)
+        return PairGram(r, f, dot, self._eps)
 
     def _packed(self, exact: bool) -> list[_Pack]:
         """Small parameters by device and precision, in as few packs as scratch memory allows."""
