@@ -78,28 +78,12 @@ def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
     capsys.readouterr()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (f"{OF_NOISE} {SHADOWS}", "ulira repeats the run that made the model"),
-        (f"{OF_NOISE} --metrics rmia --shadow_models 5", "must be an even number"),
-        (f"{OF_NOISE} --metrics rmia --shadow_models 2", "of at least 4"),
-        (f"{NOISE} --model elsewhere/model --metrics rmia", "elsewhere/config.yaml is not there"),
-        (f"{OF_NOISE} --metrics verbmem", "of images it may be rmia, ulira"),
-        (f"{OF_NOISE} --lm_eval arc_easy", "lm_eval arc_easy is for texts"),
-        (f"{OF_NOISE} --format open-unlearning", "open-unlearning is for texts"),
-        (f"{OF_NOISE} --metrics rmia".replace("noise ", "noise/train.npz "), "give --test_data"),
-        (
-            "--data noise --forget_rows 1,2,3 --model original/model --metrics rmia",
-            "at least 5 test images of the classes that are forgotten; there are 3",
-        ),
-        (f"{FORGET} --metrics rmia", "of records it may be mia_gradnorm, verbmem; all others need"),
-        (f"{FORGET} --metrics verbmem --generate 0", "give a --generate above 0"),
-        (f"{FORGET} --format csv", "format 'csv' is unknown; it may be open-unlearning"),
-        (FORGET.replace("--test_data u.jsonl", "--metrics mia_gradnorm"), "give --test_data"),
-        (f"{FORGET} --lm_eval arc_easy", "pip install 'hamu[lm-eval]'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    (f"{OF_NOISE} {SHADOWS}", "ulira repeats the run that made the model"),
+    ("--data noise --forget_rows 1,2,3 --model original/model --metrics rmia",
+     "at least 5 test images of the classes that are forgotten; there are 3"),
+    (f"{FORGET} --lm_eval arc_easy", "pip install 'hamu[lm-eval]'"),
+])  # fmt: skip
 def test_what_cannot_be_measured_is_refused_first(noise, options, message, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
