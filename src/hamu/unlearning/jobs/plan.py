@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,9 @@ from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.config import checkpoints_activations
 
-# Published shapes of models that recipes name: a plan needs no look at the hub.
-KNOWN = {
-    "hub:meta-llama/Llama-2-7b-chat-hf": lambda: LlamaConfig(
-        max_position_embeddings=4096  # all else is the default of transformers
-    ),
-}
+# Published shapes of models that recipes name, so that a plan needs no look at the hub; all that
+# is not named is the default of transformers.
+KNOWN = {"hub:meta-llama/Llama-2-7b-chat-hf": partial(LlamaConfig, max_position_embeddings=4096)}
 
 
 @dataclass(frozen=True)
