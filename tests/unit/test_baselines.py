@@ -1,5 +1,7 @@
 """The baselines against explicit vectors: which is projected, off what, on which sign of conflict."""
 
+import pickle
+
 import pytest
 import torch
 from helpers import combine, flat, gram_at, pair_at_angle
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from hamu import HamuError, build_method
+from hamu.core.methods import method_classes
 
 
 def vectors(angle, seed=0):
@@ -154,3 +157,10 @@ def test_constant_weights(name, settings, retain, forget):
 def test_a_forget_weight_is_a_share(name):
     with pytest.raises(HamuError, match=r"^forget_weight 1 must be between 0 and 1"):
         build_method(name, forget_weight=1)
+
+
+@pytest.mark.parametrize("name", method_classes())
+def test_every_method_can_be_sent_to_another_process(name):
+    method = build_method(name)
+    sent = pickle.loads(pickle.dumps(method))
+    assert (type(sent), vars(sent)) == (type(method), vars(method))

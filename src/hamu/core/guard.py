@@ -189,7 +189,7 @@ class StepGuard:
         for _ in range(_ROUNDS):
             gain = scale * self._along(side)
             short = (demand - gain) * (gain < demand * (1 - slack))
-            if not short.any():
+            if not (short > 0).any():
                 break
             corrected |= short > 0
             factors = push * short / squares.clamp(min=1e-300) * scale * self._step.unscale

@@ -228,16 +228,16 @@ class PairedGradients:
 
     def use(self, layout: Layout) -> None:
         """Choose the layout of both gradients, before the first step."""
-        self.layout = layout
-        if self.method.retain_decay and not self.can_keep:
+        is_offloaded = self.offload_grads != "none"
+        if self.method.retain_decay and (is_offloaded or not layout.is_whole):
             raise HamuError(
                 f"{self.method.name} keeps a third gradient and needs both others whole in each "
                 f"process; leave out offload_grads, sharding and split pairing"
             )
-        is_offloaded = self.offload_grads != "none"
         for name, given in (("half_life", self.half_life), ("offload_grads", is_offloaded)):
             if given and not layout.is_whole:
                 raise HamuError(f"{name} needs both whole gradients in each process; leave it out")
+        self.layout = layout
         self._population: Population | None = None
         if self.half_life is not None:
             sizes = len(self.block_names), self.half_life, self._steps_per_pass

@@ -7,7 +7,7 @@ and -g_f, and κ = g_r·g_f > 0 is a conflict between them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,10 +43,15 @@ class _Mixed(Method):
         return Weights(1.0 + forget, forget)
 
 
+def _named(name: str, base: type[Method], **attributes: Any) -> None:
+    """List a class that differs from its base in name alone; here, where pickle looks for it."""
+    globals()[name] = listed(name)(type(name, (base,), attributes | {"__module__": __name__}))
+
+
 for _name, _weights in {"ft": (1.0, 0.0), "ga": (0.0, -1.0)}.items():
-    listed(_name)(type(_name, (_Fixed,), {"weights": _weights}))
+    _named(_name, _Fixed, weights=_weights)
 for _name in ("gdiff", "kl", "scrub", "npo", "simnpo"):  # which differ in their objectives
-    listed(_name)(type(_name, (_Mixed,), {}))
+    _named(_name, _Mixed)
 
 
 @listed("cagrad")
