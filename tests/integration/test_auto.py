@@ -72,6 +72,8 @@ def test_each_record_reaches_the_goal_and_none_pays_for_another(
     standing = trainer.goal_run.goal.standing(predicted(model, rows.forget))
     assert standing.share >= asked.get("target_share", 0.95)
     assert trainer.controller.history[-1]["forgotten"] == standing.count
+    is_saved = trainer.goal_run.state_dict()["reference"] is not None
+    assert is_saved == (kind == "unseen"), "a resumed run is given that of a retain model"
 
 
 def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(

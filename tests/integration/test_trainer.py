@@ -250,6 +250,8 @@ def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, traine
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
     state = json.loads(Path(trainer.state.best_model_checkpoint, "trainer_state.json").read_text())
     assert state["best_metric"] == pytest.approx(gains[best])
+    trainer.train()
+    assert {e["step"] for e in lines(trainer, "eval_joint_gain")} == gains.keys()
 
 
 class _Turns(TrainerCallback):

@@ -10,7 +10,7 @@ def write(checkpoints, *steps, most=None):
     for step in steps:
         with checkpoints.writing(step) as folder:
             (folder / "weights").write_bytes(bytes([step]))
-        checkpoints.limit(most, str(folder))
+        checkpoints.limit(most, step)
 
 
 def names(folder):
@@ -23,10 +23,17 @@ def test_the_newest_stay_and_the_best(tmp_path):
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"]
     with checkpoints.writing(12):
         pass
-    checkpoints.limit(2, "checkpoint-12", str(tmp_path / "checkpoint-6"))
+    checkpoints.limit(2, 12, str(tmp_path / "checkpoint-6"))
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
-    checkpoints.limit(0)  # no limit, as transformers has it
+    checkpoints.limit(0, 12)  # no limit, as transformers has it
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
+
+
+def test_those_of_an_earlier_run_go_first(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 50, 60)
+    write(checkpoints, 3, 6, 9, most=2)
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"]
 
 
 def test_checkpoints_of_another_program_stay(tmp_path, caplog):

@@ -233,3 +233,18 @@ def test_plain_descent_is_recognised():
         torch.optim.AdamW(p),
     ):
         assert not is_plain_descent(other, p)
+
+
+@pytest.mark.parametrize(("saved", "now", "scale"), [
+    (True, True, 0.5), (True, False, None), (False, True, 1.0), (False, False, None),
+])  # fmt: skip
+def test_the_settings_of_a_resumed_run_decide_whether_it_has_a_trust_region(saved, now, scale):
+    def watch(trust_region):
+        method = HamuQ(0.1, "relative", stopping="off")
+        return Watched(slopes(), method, trust_region=trust_region).watch
+
+    earlier = watch(saved)
+    earlier.scale = 0.5 if saved else None
+    resumed = watch(now)
+    resumed.load_state_dict(earlier.state_dict())
+    assert resumed.scale == scale

@@ -170,7 +170,9 @@ class GoalRun:
         """State for a checkpoint."""
         parts = {"controller": self.controller, "lookahead": self.lookahead}
         states = {name: one.state_dict() for name, one in parts.items() if one is not None}
-        reference = None if self.goal is None else self.goal.reference
+        reference = None
+        if self.goal is not None and self.goal.kind == "unseen":  # that of a retain model is given
+            reference = self.goal.reference
         return states | {"focus": self._pairs.focus, "limits": self.limits, "reference": reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -182,7 +184,7 @@ class GoalRun:
         self._pairs.focus = state["focus"]
         if state["limits"] is not None:
             self.limits = state["limits"].to(self.pair.parameters[0].device)
-        if self.goal is not None and state["reference"] is not None:
+        if self.goal is not None and self.goal.kind == "unseen" and state["reference"] is not None:
             self.goal = replace(self.goal, reference=state["reference"])
 
 

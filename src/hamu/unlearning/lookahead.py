@@ -47,7 +47,7 @@ class Lookahead:
     ) -> None:
         self._model, self._loss = model, loss
         self._parameters: list[Tensor] = [*parameters]
-        self.rate, self.depth = rate, depth
+        self.rate, self.depth = float(rate), depth
         # steps since the last start, and starts: in odd cycles forgotten records are relearned too
         self.taken, self.cycles = depth, -1  # the first step starts a cycle
         self._point: list[Tensor] = [nn.Parameter(p.detach().clone()) for p in self._parameters]

@@ -383,7 +383,7 @@ class StepWatch(TrainerCallback):
         if self.scale is not None and self._guard is not None:
             self.figures["trust_scale"] = self.scale
             if outcome.is_told:
-                most = self._args.trust_region_growth
+                most = float(self._args.trust_region_growth)
                 self.scale = next_scale(self.scale, outcome.trust, most)
                 is_undone = not outcome.trust > 0
             if is_undone:
@@ -478,7 +478,9 @@ class StepWatch(TrainerCallback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.record, self.scale = PromiseRecord(**state["record"]), state["scale"]
+        self.record = PromiseRecord(**state["record"])
+        if None not in (self.scale, state["scale"]):  # the settings decide whether there is one
+            self.scale = state["scale"]
 
 
 def is_plain_descent(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:

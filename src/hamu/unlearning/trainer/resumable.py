@@ -123,12 +123,17 @@ class Checkpoints:
             shutil.rmtree(left)
         return tempfile.mkdtemp(dir=self._folder, prefix=f".{CHECKPOINT}")
 
-    def limit(self, most: int | None, *kept: str | None) -> None:
-        """Remove the oldest beyond `save_total_limit`; those to be kept stay, and count."""
+    def limit(self, most: int | None, newest: int, *kept: str | None) -> None:
+        """Remove the oldest beyond `save_total_limit`; the newest and those kept stay, and count.
+
+        Those of later steps than the newest are of an earlier run, and go first.
+        """
         if not most or most < 0 or not is_main():
             return
-        names = [path.name for _, path in self._found(ours=True)]
-        removable = [name for name in names if name not in {Path(one or "").name for one in kept}]
+        found = sorted((step <= newest, step, path.name) for step, path in self._found(ours=True))
+        names = [name for *_, name in found]
+        stay = {self.path(newest).name, *(Path(one or "").name for one in kept)}
+        removable = [name for name in names if name not in stay]
         for name in removable[: max(0, len(names) - most)]:
             remove_whole(self._folder / name)
 
@@ -380,8 +385,8 @@ class ResumableTrainer(Trainer):
             if is_main():
                 state.save_to_json(str(folder / TRAINER_STATE))
         self._saved_step = state.global_step
-        newest = str(self.checkpoints.path(state.global_step))
-        self.checkpoints.limit(self.args.save_total_limit, newest, state.best_model_checkpoint)
+        most, best_one = self.args.save_total_limit, state.best_model_checkpoint
+        self.checkpoints.limit(most, state.global_step, best_one)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
@@ -430,7 +435,7 @@ def _restoring(checkpoint: object) -> AbstractContextManager[None]:
 
 def run_state_of(checkpoint: Path) -> dict[str, Any]:
     """The `ResumableTrainer.run_state` in a checkpoint."""
-    with torch.serialization.safe_globals(_CLASSES):
+    with _restoring(checkpoint), torch.serialization.safe_globals(_CLASSES):
         found: dict[str, Any] = torch.load(checkpoint / _RUN, map_location="cpu", weights_only=True)
     return found
 

@@ -177,6 +177,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
+        self._steps_of_best = None
         output = super().train(*args, **kwargs)
         chosen = self.args.load_best_model_at_end or self.controller is not None
         if self.stop.kind == "retain loss" and not (chosen or self.was_interrupted):
@@ -247,9 +248,11 @@ class UnlearnTrainer(ResumableTrainer):
         super()._load_best_model()
         self.predictions = {}
         best = self.state.best_global_step
+        if best == self.state.global_step:
+            return
         of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))
         self._steps_of_best = of_best["steps_taken"]
-        if best != self.state.global_step and self.args.load_best_model_at_end:
+        if self.args.load_best_model_at_end:
             self._add_to_stop(f"the weights are the best ones, of step {best}")
 
     def end_run(self, stop: StopReason) -> None:
