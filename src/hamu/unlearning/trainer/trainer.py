@@ -177,7 +177,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
-        self._steps_of_best = None
+        self._steps_of_best, self.stop = None, ALL_DONE
         output = super().train(*args, **kwargs)
         chosen = self.args.load_best_model_at_end or self.controller is not None
         if self.stop.kind == "retain loss" and not (chosen or self.was_interrupted):
