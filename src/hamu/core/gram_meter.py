@@ -56,6 +56,10 @@ class GramMeter:
                 self._large.setdefault(p.device, []).append(number)
             if _is_coarse(p):
                 self._coarse.setdefault(block_of[number], []).append(number)
+        self._least = {  # square of a block that cannot have underflowed
+            block: _COARSE_FLOOR * sum(parameters[n].numel() for n in members)
+            for block, members in self._coarse.items()
+        }
         self._large_blocks = {
             device: torch.tensor([block_of[n] for n in numbers]).to(self.device)
             for device, numbers in self._large.items()
@@ -94,13 +98,14 @@ class GramMeter:
         *of_sides, dot = gram
         found = []
         for block, members in self._coarse.items():
-            least = _COARSE_FLOOR * sum(self._parameters[n].numel() for n in members)
             squares = [squares[block] for squares in of_sides]
-            present = [any(side[n] is not None for n in members) for side in (retain, forget)]
             if (
                 math.inf in squares
                 or dot[block] ** 2 > _COARSE_COS_SQ * squares[0] * squares[1]
-                or any(sq < least and here for sq, here in zip(squares, present, strict=True))
+                or any(
+                    sq < self._least[block] and any(side[n] is not None for n in members)
+                    for sq, side in zip(squares, (retain, forget), strict=True)
+                )
             ):
                 found.append(block)
         return found
@@ -158,7 +163,12 @@ def _gram_of_large(
         return [torch.zeros((), device=device)] * 4
     is_narrow = all(g.dtype != torch.float64 for g in grads)
     wide = torch.float32 if is_narrow and not exact else torch.float64
-    product = partial(_sum_of_products, device, wide, is_narrow)
+    # torch.dot keeps one long running sum: too few digits for float64 gradients
+    is_widened = device.type == "cpu" or all(g.dtype == wide for g in grads)  # in pieces
+    is_flat = is_narrow and is_widened and all(g.is_contiguous() for g in grads)
+    product: Callable[[Any, Any], Tensor] = partial(_sum_of_products, device, wide, is_flat)
+    if is_flat and len(grads) == 2:
+        product = torch.dot
     grams = [_gram_matrix(product, r, f) for r, f in _pieces(device, wide, retain, forget)]
     if len(grams) == 1:
         return grams[0]
@@ -166,15 +176,13 @@ def _gram_of_large(
 
 
 def _sum_of_products(
-    device: torch.device, wide: torch.dtype, is_narrow: bool, x: Tensor | None, y: Tensor | None
+    device: torch.device, wide: torch.dtype, is_flat: bool, x: Tensor | None, y: Tensor | None
 ) -> Tensor:
     """Σ x·y, 0-dim; products of half precision are exact in float32."""
     if x is None or y is None:
         return torch.zeros((), device=device)
-    # torch.dot keeps one long running sum: too few digits for float64 gradients
-    is_flat = is_narrow and x.is_contiguous() and y.is_contiguous()
-    if is_flat and x.dtype == y.dtype == wide:
-        return torch.dot(x.view(-1), y.view(-1))
+    if is_flat:
+        return torch.dot(x, y)
     if x is y and device.type != "cpu":  # widened within the kernel
         norm: Tensor = torch.linalg.vector_norm(x, dtype=wide)
         return norm.square()
@@ -212,7 +220,7 @@ def widened_at_once(device: torch.device, source: torch.device) -> int:
 
 def brought(grad: Tensor, device: torch.device) -> Tensor:
     """A gradient on this device, in the precision that it has elsewhere: casts are the device's."""
-    return grad.to(device, non_blocking=True)
+    return grad if grad.device == device else grad.to(device, non_blocking=True)
 
 
 def in_groups(sizes: Mapping[int, int], most: int) -> list[list[int]]:
@@ -268,16 +276,17 @@ class _Pack:
 
     def grams(self, retain: Side, forget: Side) -> Tensor:
         """Gram matrix of each row, [rows, 2, 2] float64."""
+        device = self._buffer.device
         self._buffer.index_fill_(1, self._padded_rows, 0.0)
         for views, side in zip(self._views, (retain, forget), strict=True):
             pairs = [(v, side[n]) for v, n in zip(views, self._numbers, strict=True)]
             absent = [v for v, g in pairs if g is None]
-            present = [(v, brought(g, v.device)) for v, g in pairs if g is not None]
+            present = [(v, brought(g, device)) for v, g in pairs if g is not None]
             if absent:
                 torch._foreach_zero_(absent)
             if present:
                 torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
-        return gram_of_rows(self._buffer, self._buffer.device.type == "cpu").double()
+        return gram_of_rows(self._buffer, device.type == "cpu").double()
 
 
 def gram_of_rows(sides: Tensor, by_matmul: bool) -> Tensor:
