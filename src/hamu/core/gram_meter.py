@@ -163,27 +163,24 @@ def _gram_of_large(
         return [torch.zeros((), device=device)] * 4
     is_narrow = all(g.dtype != torch.float64 for g in grads)
     wide = torch.float32 if is_narrow and not exact else torch.float64
+    is_wide = device.type == "cpu" or all(g.dtype == wide for g in grads)  # its pieces
+    dot: Callable[[Tensor, Tensor], Tensor] = partial(_sum_of_products, wide)
     # torch.dot keeps one long running sum: too few digits for float64 gradients
-    is_widened = device.type == "cpu" or all(g.dtype == wide for g in grads)  # in pieces
-    is_flat = is_narrow and is_widened and all(g.is_contiguous() for g in grads)
-    product: Callable[[Any, Any], Tensor] = partial(_sum_of_products, device, wide, is_flat)
-    if is_flat and len(grads) == 2:
-        product = torch.dot
+    if is_narrow and is_wide and all(g.is_contiguous() for g in grads):
+        dot = torch.dot
+
+    def product(x: Tensor | None, y: Tensor | None) -> Tensor:
+        return torch.zeros((), device=device) if x is None or y is None else dot(x, y)
+
     grams = [_gram_matrix(product, r, f) for r, f in _pieces(device, wide, retain, forget)]
     if len(grams) == 1:
         return grams[0]
     return torch.stack([one for gram in grams for one in gram]).double().view(-1, 4).sum(0).unbind()
 
 
-def _sum_of_products(
-    device: torch.device, wide: torch.dtype, is_flat: bool, x: Tensor | None, y: Tensor | None
-) -> Tensor:
+def _sum_of_products(wide: torch.dtype, x: Tensor, y: Tensor) -> Tensor:
     """Σ x·y, 0-dim; products of half precision are exact in float32."""
-    if x is None or y is None:
-        return torch.zeros((), device=device)
-    if is_flat:
-        return torch.dot(x, y)
-    if x is y and device.type != "cpu":  # widened within the kernel
+    if x is y and x.device.type != "cpu":  # widened within the kernel
         norm: Tensor = torch.linalg.vector_norm(x, dtype=wide)
         return norm.square()
     return x.to(wide, copy=True).mul_(y).sum()
