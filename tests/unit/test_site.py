@@ -113,3 +113,11 @@ def test_no_file_holds_the_marks_of_a_merge():
     assert len(texts) > 200
     marks = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
     assert [str(p) for p in texts if marks.search(p.read_text(encoding="utf-8"))] == []
+
+
+def test_the_readme_and_the_docs_stay_short():
+    """Words as `wc -w` counts them."""
+    readme = len((ROOT / "README.md").read_text(encoding="utf-8").split())
+    pages = (page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    assert readme < 900
+    assert readme + sum(len(page.split()) for page in pages) <= 25_000
