@@ -49,7 +49,6 @@ HALF_LIFE = 2560  # records
 EVERY = 12  # steps between two gradients over all data
 FURTHER = 60  # steps of a run after the criterion was first met on all data
 MOST = 240  # steps of a run in which it is not met
-METHOD = HamuQ(0.5, constraint_mode="relative")
 TOLERANCE = 0.2  # of the right step; at least 5 steps
 CLOSE = 0.15  # of 1: the headroom over all data at the step of a stop
 
@@ -103,7 +102,7 @@ class Passes:
         return drawn.unique()
 
 
-def record(sides: Sides, size: int, rate: float, scale: float, seed: int) -> Series:
+def record(sides: Sides, method: HamuQ, size: int, rate: float, scale: float, seed: int) -> Series:
     """Headrooms of one run, step by step; that of all data is interpolated between measurements."""
     parameters = sides.parameters
     meter = GramMeter(parameters, range(len(parameters)))
@@ -118,16 +117,16 @@ def record(sides: Sides, size: int, rate: float, scale: float, seed: int) -> Ser
     end = most
     while (step := len(found["batch"])) < end:
         if step % every == 0:
-            full[step] = headroom(meter.measure(sides.full(0), sides.full(1)))
+            full[step] = headroom(method, meter.measure(sides.full(0), sides.full(1)))
             if end == most and full[step] < 1:
                 end = min(most, step + further)
         grads = [sides.gradient(side, of.draw(size), 0)[0] for side, of in enumerate(passes)]
         gram = meter.measure(*grads)
-        found["batch"].append(headroom(gram))
+        found["batch"].append(headroom(method, gram))
         population.add(*grads, gram, None)
-        found["population"].append(estimate(population))
+        found["population"].append(estimate(method, population))
         clip = gram.clip_factors(1.0)
-        weights = METHOD.weigh(gram.scaled(*clip))
+        weights = method.weigh(gram.scaled(*clip))
         a, b = (weights.retain * clip[0]).tolist(), (weights.forget * clip[1]).tolist()
         for p, r, f, w, v in zip(parameters, *grads, a, b, strict=True):
             p.grad = w * r + v * f
@@ -137,9 +136,9 @@ def record(sides: Sides, size: int, rate: float, scale: float, seed: int) -> Ser
     return {key: [round(value, 4) for value in values] for key, values in found.items()}
 
 
-def estimate(population: Population) -> float:
+def estimate(method: HamuQ, population: Population) -> float:
     """Headroom that the criterion judges after a step; infinite without a new estimate."""
-    read = population.figures(METHOD, 1.0, lambda numbers: numbers)
+    read = population.figures(method, 1.0, lambda numbers: numbers)
     status = population.judge({name: value.tolist() for name, value in read.items()})
     return math.inf if status is None else judged(at_least_one(status), status.error)
 
@@ -152,9 +151,9 @@ def at_least_one(status: Any) -> float:
     return found if status.conflict else max(found, 1.0)
 
 
-def headroom(gram: PairGram) -> float:
+def headroom(method: HamuQ, gram: PairGram) -> float:
     """Headroom of clipped gradients, at least 1 where no step has a price."""
-    return at_least_one(METHOD.weigh(gram.scaled(*gram.clip_factors(1.0))).constraint)
+    return at_least_one(method.weigh(gram.scaled(*gram.clip_factors(1.0))).constraint)
 
 
 def digits(seed: int, rho: float, work: Path) -> Sides:
@@ -232,7 +231,9 @@ def judge(runs: list[Series], rule: str) -> dict[str, Any]:
     }
 
 
-def demand(sides: Sides, sizes: list[int], seed: int) -> dict[int, dict[str, list[float]]]:
+def demand(
+    sides: Sides, method: HamuQ, sizes: list[int], seed: int
+) -> dict[int, dict[str, list[float]]]:
     """By batch size, means over 40 batches at the start, by each batch's Gram and by that of all data.
 
     The share of the demand on all forget data that comes, the change of the loss on all retain data and the length
@@ -243,7 +244,7 @@ def demand(sides: Sides, sizes: list[int], seed: int) -> dict[int, dict[str, lis
     whole = [sides.full(0), sides.full(1)]
     full = meter.measure(*whole)
     clip = full.clip_factors(1.0)
-    limits = METHOD.weigh(full.scaled(*clip)).constraint
+    limits = method.weigh(full.scaled(*clip)).constraint
     assert limits is not None
     generator = torch.Generator().manual_seed(seed)
     found = {}
@@ -256,7 +257,7 @@ def demand(sides: Sides, sizes: list[int], seed: int) -> dict[int, dict[str, lis
             products = [[meter.measure(g, w).dot for w in whole] for g in grads]
             for gram in (own, full):
                 factors = gram.clip_factors(1.0)
-                weights = METHOD.weigh(gram.scaled(*factors))
+                weights = method.weigh(gram.scaled(*factors))
                 a, b = weights.retain * factors[0], weights.forget * factors[1]
                 changes = [
                     -(a * products[0][i] + b * products[1][i]).sum() * clip[i] for i in (0, 1)
@@ -278,6 +279,7 @@ def main(argv: list[str]) -> None:
         "--cifar_dir", help="folder with train.parquet and test.parquet of CIFAR-10"
     )
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
+    parser.add_argument("--constraint", type=float, default=0.5, help="share of what steps allow")
     parser.add_argument("--demand", action="store_true", help="measure weights of all data instead")
     parser.add_argument("--same_rate", action="store_true", help="for all batch sizes")
     parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 4, 5, 12, 13))
@@ -287,17 +289,18 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     options.work_dir.mkdir(parents=True, exist_ok=True)
     suffix = _suffix(options)
+    method = HamuQ(options.constraint, constraint_mode="relative")
     for seed, (name, (rate, make)) in product(options.seeds, problems(options).items()):
         sides = make(seed)
         start = copy.deepcopy(sides.model.state_dict())
         if options.demand:
-            print(name, seed, demand(sides, options.sizes, seed), flush=True)
+            print(name, seed, demand(sides, method, options.sizes, seed), flush=True)
         for size in () if options.demand else options.sizes:
             path = options.work_dir / f"{name}-{size}-{seed}{suffix}.json"
             if not path.exists():
                 sides.model.load_state_dict(start)
                 scale = 1.0 if options.same_rate else min(1.0, size / SCALED_BELOW)
-                run = record(sides, size, rate, scale, seed)
+                run = record(sides, method, size, rate, scale, seed)
                 path.write_text(json.dumps(run))
                 print(path.stem, stops(run), flush=True)
     if not options.demand:
@@ -305,7 +308,8 @@ def main(argv: list[str]) -> None:
 
 
 def _suffix(options: argparse.Namespace) -> str:
-    return "-same-rate" if options.same_rate else ""
+    demanded = "" if options.constraint == 0.5 else f"-{options.constraint:g}"
+    return demanded + ("-same-rate" if options.same_rate else "")
 
 
 def table(options: argparse.Namespace) -> None:
