@@ -96,9 +96,9 @@ class PairGram:
         if max_norm is None:
             one = self.dot.new_ones(())
             return one, one
-        retain, forget = torch.stack([self.retain_sq, self.forget_sq]).sum(1).sqrt()
-        clip_r, clip_f = (max_norm / (norm + 1e-6) for norm in (retain, forget))
-        return clip_r.clamp(max=1.0), clip_f.clamp(max=1.0)
+        norms = torch.stack([self.retain_sq, self.forget_sq]).sum(1).sqrt()
+        retain, forget = (max_norm / (norms + 1e-6)).clamp(max=1.0).unbind()
+        return retain, forget
 
     def is_finite(self) -> Tensor:
         """True if every gradient value is finite, 0-dim bool."""

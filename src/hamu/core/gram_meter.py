@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -60,10 +60,7 @@ class GramMeter:
             block: _COARSE_FLOOR * sum(parameters[n].numel() for n in members)
             for block, members in self._coarse.items()
         }
-        self._large_blocks = {
-            device: torch.tensor([block_of[n] for n in numbers]).to(self.device)
-            for device, numbers in self._large.items()
-        }
+        self._blocks_of_pieces: dict[tuple[torch.device, tuple[int, ...]], Tensor] = {}
 
     def measure(self, retain: Side, forget: Side, *, exact: bool = True) -> PairGram:
         """Measure the Gram without a host synchronisation; None stands for a zero gradient.
@@ -79,9 +76,10 @@ class GramMeter:
             add_by_block(blocks, pack.blocks, pack.grams(retain, forget))
         for device, numbers in self._large.items():
             products = partial(_gram_of_large, device, exact)
-            sums = [one for n in numbers for one in products(retain[n], forget[n])]
-            grams = torch.stack(sums).double().view(-1, 2, 2)
-            add_by_block(blocks, self._large_blocks[device], grams)
+            sums = [products(retain[n], forget[n]) for n in numbers]
+            grams = torch.stack(list(chain(*sums))).double().view(-1, 2, 2)
+            pieces = tuple(len(of_tensor) // 4 for of_tensor in sums)
+            add_by_block(blocks, self._blocks_of_large(device, pieces), grams)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:
@@ -125,6 +123,14 @@ class GramMeter:
         r, f, dot = (torch.where(again, getattr(exact, n), getattr(gram, n)) for n in names)
         return PairGram(r, f, dot, self._eps)
 
+    def _blocks_of_large(self, device: torch.device, pieces: tuple[int, ...]) -> Tensor:
+        """Block of each piece of the large tensors of a device, sent once."""
+        if (device, pieces) not in self._blocks_of_pieces:
+            counts = zip(self._large[device], pieces, strict=True)
+            blocks = [self._block_of[number] for number, count in counts for _ in range(count)]
+            self._blocks_of_pieces[device, pieces] = torch.tensor(blocks).to(self.device)
+        return self._blocks_of_pieces[device, pieces]
+
     def _packed(self, exact: bool) -> list[_Pack]:
         """Small parameters by device and precision, in as few packs as scratch memory allows."""
         packs = []
@@ -156,8 +162,8 @@ def add_by_block(sums: Tensor, blocks: Tensor, grams: Tensor) -> None:
 
 def _gram_of_large(
     device: torch.device, exact: bool, retain: Tensor | None, forget: Tensor | None
-) -> Sequence[Tensor]:
-    """Gram matrix of one tensor's gradients, entry by entry, 0-dim each."""
+) -> list[Tensor]:
+    """Gram matrix of each piece of one tensor's gradients, entry by entry, 0-dim each."""
     grads = [g for g in (retain, forget) if g is not None]
     if not grads:
         return [torch.zeros((), device=device)] * 4
@@ -172,10 +178,8 @@ def _gram_of_large(
     def product(x: Tensor | None, y: Tensor | None) -> Tensor:
         return torch.zeros((), device=device) if x is None or y is None else dot(x, y)
 
-    grams = [_gram_matrix(product, r, f) for r, f in _pieces(device, wide, retain, forget)]
-    if len(grams) == 1:
-        return grams[0]
-    return torch.stack([one for gram in grams for one in gram]).double().view(-1, 4).sum(0).unbind()
+    pieces = _pieces(device, wide, retain, forget)
+    return [one for r, f in pieces for one in _gram_matrix(product, r, f)]
 
 
 def _sum_of_products(wide: torch.dtype, x: Tensor, y: Tensor) -> Tensor:

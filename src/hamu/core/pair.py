@@ -496,7 +496,7 @@ class PairedGradients:
             figures = {
                 "finite": gram.is_finite(),
                 "unscale": one if unscale is None else unscale,
-                "losses_finite": one if losses is None else torch.isfinite(losses).all(),
+                "losses_finite": one if losses is None else losses.isfinite().all().to(one),
                 "retain": weights.retain * clip[0],  # of the gradients before clipping
                 "forget": weights.forget * clip[1],
             }
@@ -595,8 +595,7 @@ class PairedGradients:
 
 def _on_host(figures: dict[str, Tensor]) -> dict[str, Any]:
     """Values of 0-dim and [L] tensors by name, in the one transfer of a step."""
-    like = figures["dot"]
-    values = iter(torch.cat([t.to(like).reshape(-1) for t in figures.values()]).tolist())
+    values = iter(torch.cat([t.reshape(-1) for t in figures.values()]).tolist())
     return {
         name: [next(values) for _ in range(len(t))] if t.dim() else next(values)
         for name, t in figures.items()
