@@ -269,4 +269,4 @@ def test_processes_decide_by_the_sums_that_they_agree_on():
     pair = pair_of(half_life=40.0)
     pair.use(First(pair.parameters, pair.block_of))
     steps = run(pair, drawn(200, cos=0.0))
-    assert (len(steps), steps[-1].should_stop) == (20, True)
+    assert (len(steps), steps[-1].should_stop) == (16, True)

@@ -46,7 +46,7 @@ FEWEST = 16  # steps before an estimate is used, at least; and an eighth of a ha
 _DOUBTFUL = 0.3  # standard error of the headroom beyond which nothing is concluded
 _CAUTION = 0.5  # standard errors added to the headroom: of many estimates the lowest decides
 _ROUNDING = 1e-9  # of a pass
-_PER_HALF_LIFE = 8  # estimates in a half-life: it changes little from one step to the next
+_PER_HALF_LIFE = 16  # estimates in a half-life: they delay a stop by half their distance
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Population:
     ) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
-        self._fewest = max(FEWEST, half_life / _PER_HALF_LIFE)
+        self._fewest = max(FEWEST, half_life / 8)
         generator = torch.Generator().manual_seed(0)
         sizes = [p.numel() for p in parameters]
         self._counts = [min(size, SAMPLED) for size in sizes]
