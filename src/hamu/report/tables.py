@@ -67,7 +67,8 @@ class Table:
     def __rich__(self) -> ScreenTable:
         """Table for the screen."""
         right = tuple(n for n, column in enumerate(self.columns) if column.form)
-        found = plain_table(*(column.label for column in self.columns), right=right)
+        heads = (c.label.replace(" ", "\n") if c.form else c.label for c in self.columns)
+        found = plain_table(*heads, right=right)
         found.caption, found.caption_justify = self.caption or None, "left"
         for row in self.rows:
             found.add_row(*map(Text, row))
@@ -96,7 +97,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], caption: str
 
 def plain_table(*columns: str, right: tuple[int, ...] = ()) -> ScreenTable:
     """Empty table of the screen with a line under its head."""
-    table = ScreenTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = ScreenTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place in right else "left")
     return table
