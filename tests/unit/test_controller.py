@@ -176,6 +176,7 @@ def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
     [end] = work.ends
     assert end.text.startswith(text)
     assert (end.kind == "goal", end.kind == "all steps") == (text != DONE, text == DONE)
+    assert end.text.endswith("; --max_steps allows more") == (text == DONE)
     assert (work.controller.ended, work.controller.reached) == (True, text != DONE)
 
 

@@ -135,7 +135,8 @@ class Controller(TrainerCallback):
         if self._idle >= _PATIENCE:
             self._give_up()
         elif last:
-            self._finish("all steps", f"all its steps are done; {self.goal_sentence}")
+            done = f"all its steps are done; {self.goal_sentence}; --max_steps allows more"
+            self._finish("all steps", done)
 
     @property
     def _can_rehearse(self) -> bool:
