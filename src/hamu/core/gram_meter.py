@@ -60,7 +60,7 @@ class GramMeter:
             block: _COARSE_FLOOR * sum(parameters[n].numel() for n in members)
             for block, members in self._coarse.items()
         }
-        self._blocks_of_pieces: dict[tuple[torch.device, tuple[int, ...]], Tensor] = {}
+        self._large_blocks: dict[torch.device, tuple[tuple[int, ...], Tensor]] = {}
 
     def measure(self, retain: Side, forget: Side, *, exact: bool = True) -> PairGram:
         """Measure the Gram without a host synchronisation; None stands for a zero gradient.
@@ -124,12 +124,14 @@ class GramMeter:
         return PairGram(r, f, dot, self._eps)
 
     def _blocks_of_large(self, device: torch.device, pieces: tuple[int, ...]) -> Tensor:
-        """Block of each piece of the large tensors of a device, sent once."""
-        if (device, pieces) not in self._blocks_of_pieces:
+        """Block of each piece of the large tensors of a device, sent anew where they change."""
+        known, blocks = self._large_blocks.get(device, ((), None))
+        if blocks is None or known != pieces:
             counts = zip(self._large[device], pieces, strict=True)
-            blocks = [self._block_of[number] for number, count in counts for _ in range(count)]
-            self._blocks_of_pieces[device, pieces] = torch.tensor(blocks).to(self.device)
-        return self._blocks_of_pieces[device, pieces]
+            numbers = [self._block_of[number] for number, count in counts for _ in range(count)]
+            blocks = torch.tensor(numbers).to(self.device)
+            self._large_blocks[device] = pieces, blocks
+        return blocks
 
     def _packed(self, exact: bool) -> list[_Pack]:
         """Small parameters by device and precision, in as few packs as scratch memory allows."""
