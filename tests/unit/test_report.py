@@ -1,5 +1,6 @@
 """The report's page: its figures and sections, from whole and broken runs."""
 
+import io
 import json
 import re
 from dataclasses import replace
@@ -16,6 +17,7 @@ from report_examples import (
     text_observations,
     write_run,
 )
+from rich.console import Console
 
 from hamu.assess import frontier
 from hamu.core.gram import PairGram
@@ -27,6 +29,7 @@ from hamu.report.charts import step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict
 from hamu.report.pictures import STYLES, Look, draw_trajectories, looks_of
 from hamu.report.run import read_run, run_folders, told_apart
+from hamu.report.tables import further_table, report_table
 
 LASTING = {"lasts": True, "verdict": "It lasts: so.", "kind": "image", "outcomes": {}}
 LASTING |= {"skipped": {}, "records": {"forget": 20, "measured": 20}, "settings": {}}
@@ -392,3 +395,15 @@ def test_the_picture_of_attacks_has_means_and_bands_of_each_model(drawn, tmp_pat
         assert axes.get_lines()[0].get_xydata().tolist() == [[0, 0.0], [last, 0.4]]
         assert axes.collections[0].get_paths()[0].vertices[:, 1].max() == 0.6
     assert [one.get_text() for one in rounded.get_xticklabels()] == ["as saved", "4 bits"]
+
+
+def test_tables_keep_whole_headings_on_eighty_columns_and_explain_what_they_show():
+    sets = {"records": 400, "loss": 1.723, "accuracy": 0.616, "probability": 0.29}
+    report = {"retain": sets, "forget": sets, "test": sets}
+    both = {"before": report, "after": report | {"privleak": 0.1}}
+    screen = Console(width=80, file=io.StringIO())
+    screen.print(report_table(both))
+    assert "…" not in screen.file.getvalue()
+    assert "probability" in screen.file.getvalue()
+    assert "PrivLeak" in further_table(both).caption
+    assert "PrivLeak" not in further_table({"before": report}).caption
