@@ -10,7 +10,7 @@ from helpers import Holder
 
 from hamu import HamuError, HamuQ, PairedGradients
 from hamu.unlearning.controller import LEAST_DEMAND, MOST_DEMAND, Controller, first_rate
-from hamu.unlearning.goals import Goal, Standing
+from hamu.unlearning.goals import ALL_DONE, Goal, Standing, StopReason
 
 RECORDS, START, BUDGET = 10, 0.1, 0.1
 GOAL = Goal("loss", share=0.8, loss=1.0)
@@ -39,6 +39,7 @@ class Work:
             restart = lambda: self.restarts.append(self.state.global_step)  # noqa: E731
             self.lookahead = SimpleNamespace(at_the_end_of_a_retain_cycle=True, restart=restart)
         self.focused, self.ends, self.measured = [], [], {}
+        self.stop, self.is_called_off = ALL_DONE, False  # by the trainer, by another callback
         self.rises = []  # over all retain records, one for each time that it is asked for
         self.controller = Controller(self, GOAL, BUDGET, every=1)
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
@@ -85,7 +86,8 @@ class Work:
         with torch.no_grad():
             for parameter in self.pair.parameters[1:]:
                 parameter.fill_(self.state.global_step)
-        self.controller.on_step_end(None, self.state, SimpleNamespace(should_training_stop=False))
+        control = SimpleNamespace(should_training_stop=self.stop != ALL_DONE or self.is_called_off)
+        self.controller.on_step_end(None, self.state, control)
 
     def run(self):
         """Step until nothing is left to measure, or the run is over."""
@@ -178,6 +180,22 @@ def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
     assert (end.kind == "goal", end.kind == "all steps") == (text != DONE, text == DONE)
     assert end.text.endswith("; --max_steps allows more") == (text == DONE)
     assert (work.controller.ended, work.controller.reached) == (True, text != DONE)
+
+
+@pytest.mark.parametrize(("stop", "is_called_off", "kind", "text"), [
+    (StopReason("skips", "25 steps in a row could not be taken"), False, "skips",
+     "25 steps in a row could not be taken; the goal is not reached: 5 of"),
+    (ALL_DONE, True, "other", "a callback ended it; the goal is not reached: 5 of"),
+])  # fmt: skip
+def test_where_something_else_ends_the_run_it_names_that(stop, is_called_off, kind, text):
+    work = Work((5, START + 0.06), (4, START)).start()
+    work.step()
+    work.stop, work.is_called_off = stop, is_called_off
+    work.step()
+    [end] = work.ends
+    assert (end.kind, work.weights) == (kind, 1)
+    assert end.text.startswith(text)
+    assert "max_steps" not in end.text
 
 
 def test_a_goal_that_is_reached_at_the_start_takes_no_step_and_a_start_must_be_finite():

@@ -36,7 +36,7 @@ from transformers import TrainerCallback
 from hamu.core.methods import HamuQ
 from hamu.core.pair import PairStep
 from hamu.errors import HamuError
-from hamu.unlearning.goals import LEVEL, Goal, Standing, StopReason
+from hamu.unlearning.goals import ALL_DONE, LEVEL, Goal, Standing, StopReason
 
 if TYPE_CHECKING:
     from hamu.unlearning.goal_run import GoalRun
@@ -119,7 +119,8 @@ class Controller(TrainerCallback):
         """Measure where that is due, and set what follows from it."""
         if self._work.lookahead is None and not self._settled:
             self._average()
-        last = state.global_step >= state.max_steps or control.should_training_stop
+        all_done = state.global_step >= state.max_steps
+        last = all_done or control.should_training_stop
         is_due = last or state.global_step % self.every == 0 or self._can_rehearse
         if self._settled or not is_due:
             return
@@ -135,8 +136,7 @@ class Controller(TrainerCallback):
         if self._idle >= _PATIENCE:
             self._give_up()
         elif last:
-            done = f"all its steps are done; {self.goal_sentence}; --max_steps allows more"
-            self._finish("all steps", done)
+            self._end(all_done)
 
     @property
     def _can_rehearse(self) -> bool:
@@ -279,6 +279,14 @@ class Controller(TrainerCallback):
         else:
             budget = f"no state within the budget (retain loss {self.budget:+g}) forgets more"
             self._finish("budget", f"{budget}: {what}")
+
+    def _end(self, all_done: bool) -> None:
+        """Finish with the last step, or where the trainer or another callback ended the run."""
+        stop = self._work.stop
+        if stop == ALL_DONE and not all_done:
+            stop = StopReason("other", "a callback ended it")
+        more = "; --max_steps allows more" if stop == ALL_DONE else ""
+        self._finish(stop.kind, f"{stop.text}; {self.goal_sentence}{more}")
 
     def _finish(self, kind: Any, text: str) -> None:
         self._go_back()

@@ -19,6 +19,7 @@ from hamu.unlearning.goals import (
     AnyPredictions,
     Goal,
     Standing,
+    StopReason,
     choose_goal,
 )
 
@@ -63,6 +64,11 @@ class GoalRun:
     def _step(self) -> int:
         # before the one at hand, or the one just done
         return max(0, int(self._trainer.state.global_step) - 1)
+
+    @property
+    def stop(self) -> StopReason:
+        """Why the run has ended, `ALL_DONE` if nothing has ended it."""
+        return self._trainer.stop
 
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
