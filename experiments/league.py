@@ -51,7 +51,7 @@ class Effort:
 EFFORT = {
     "digits": Effort(60, 2, 1e-4),
     "cifar-6-epochs": Effort(24, 6, 1e-4, further=("--bf16",)),
-    "tofu": Effort(24, 6, 3e-4),
+    "tofu": Effort(24, 6, 3e-4, further=("--max_eval_samples", "400")),
 }
 # Forget objectives beside each method's own, and the methods that raise them here.
 OBJECTIVES = ("bounded", "npo", "simnpo", "wga", "satimp", "undial", "ce-u")
@@ -120,7 +120,7 @@ def by_default(problem: Problem, work: Path, level: float, effort: Effort) -> di
         if not (folder / "attack/attack.json").exists():
             run("unlearn", *what, "--model", model, "--goal", "loss", "--target_forget_loss", f"{level:.4g}", "--seed", str(seed),
                 "--max_steps", str(4 * effort.steps), "--eval_strategy", "steps", "--eval_steps", str(effort.evaluated_every),
-                "--output_dir", str(folder), "--overwrite")  # fmt: skip
+                *effort.further, "--output_dir", str(folder), "--overwrite")  # fmt: skip
             run("attack", *what, "--model", str(folder / "model"), *ATTACK, "--seed", str(seed), "--output_dir", str(folder / "attack"))  # fmt: skip
         found = json.loads((folder / "evaluation.json").read_text())
         row = figures_at(found["trajectory"], Level("forget", level))
