@@ -19,21 +19,15 @@ def names(folder):
 
 def test_the_newest_stay_and_the_best(tmp_path):
     checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 50, 60)
     write(checkpoints, 3, 6, 9, most=2)
-    assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"]
+    assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"], "those of an earlier run go first"
     with checkpoints.writing(12):
         pass
     checkpoints.limit(2, 12, str(tmp_path / "checkpoint-6"))
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
     checkpoints.limit(0, 12)  # no limit, as transformers has it
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
-
-
-def test_those_of_an_earlier_run_go_first(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    write(checkpoints, 50, 60)
-    write(checkpoints, 3, 6, 9, most=2)
-    assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"]
 
 
 def test_checkpoints_of_another_program_stay(tmp_path, caplog):

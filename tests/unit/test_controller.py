@@ -198,12 +198,7 @@ def test_where_something_else_ends_the_run_it_names_that(stop, is_called_off, ki
     assert "max_steps" not in end.text
 
 
-def test_a_goal_that_is_reached_at_the_start_takes_no_step_and_a_start_must_be_finite():
-    work = Work()
-    work.found = [standing(9)]
-    [end] = work.start().ends
-    assert end.kind == "goal"
-    assert end.text.startswith("the goal is reached at the start: 9 of 10 records are forgotten")
+def test_a_start_must_be_finite():
     work = Work()
     work.found = [standing(0, math.nan)]
     with pytest.raises(HamuError, match=r"^the model's losses are not finite at the start"):

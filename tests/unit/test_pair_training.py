@@ -9,7 +9,7 @@ import torch
 from helpers import flat
 from torch import nn
 
-from hamu import HamuError, HamuQ, HamuU, PairedGradients, UnlearnConfig, build_method
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
 
 METHOD = HamuQ(0.3, constraint_mode="relative", stopping="off")
 SIDES = ("retain", "forget")
@@ -262,5 +262,3 @@ def test_settings_that_exclude_each_other_are_refused():
         pair.combine(keep=("retain",))
     with pytest.raises(HamuError, match="offload_grads needs both whole gradients in each process"):
         pair.use(SimpleNamespace(is_whole=False))
-    with pytest.raises(HamuError, match="trust_region needs both whole gradients in each process"):
-        UnlearnConfig(output_dir="unused", offload_grads="cpu", trust_region=True)

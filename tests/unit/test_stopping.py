@@ -118,15 +118,6 @@ def test_while_kappa_is_not_positive_it_never_stops(method, criterion, margin, c
     assert step.decision == "step", step.reason
 
 
-@pytest.mark.parametrize("method", [HamuQ, HamuU])
-def test_a_step_that_gains_on_both_sides_is_taken_whatever_the_sum_of_sines(method):
-    """One block in full conflict, one opposed: both sines are small, but the step still gains."""
-    cost, _, status = price(method(0.5), gram_at([1.0, 1.0], [1.0, 1.0], [0.99, -0.98]))
-    assert cost < 0 < status.kappa
-    assert status.clipped_demand > status.free_limit, "by the sum alone it would be over"
-    assert not status.conflict
-
-
 @pytest.mark.parametrize("criterion", ["aggregate", "off"])
 @pytest.mark.parametrize("radius", ["gradient", 0.3])
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
