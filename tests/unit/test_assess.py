@@ -20,11 +20,7 @@ from hamu.assess.gradients import (
     norm,
     parted_gradient,
 )
-from hamu.assess.hardness import (
-    MUST_HURT,
-    bootstrap,
-    judge,
-)
+from hamu.assess.hardness import MUST_HURT, bootstrap, judge
 
 F64 = torch.float64
 
@@ -38,9 +34,6 @@ def network(dtype=F64):
 def data(dtype=F64, count=60):
     x = torch.randn(count, 10, generator=torch.Generator().manual_seed(1), dtype=F64)
     return x.to(dtype), torch.arange(count) % 4
-
-
-# gradients
 
 
 @pytest.mark.parametrize(("dtype", "least"), [(F64, 0.999), (torch.float32, 0.99)])
@@ -93,9 +86,6 @@ def test_small_gradients_of_half_precision_add_up():
     assert found[torch.bfloat16] == pytest.approx(found[torch.float32], rel=0.01)
 
 
-# frontier and verdict
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_frontier_is_theorem_1_for_one_block(seed):
     gram = random_gram(seed, blocks=1)
@@ -140,9 +130,6 @@ def test_the_price_in_the_verdict_is_that_of_the_step(method):
     found = judge(frontier(gram, method, points=401), method, (1.0, 1.0), 0.0129)
     assert f"{price:.2g}" in found.answer or f"{price:.3g}" in found.answer
     assert found.learning_rate == 0.012, "rounded down"
-
-
-# curvature
 
 
 def test_a_product_with_the_hessian_is_the_dense_hessians():
@@ -260,9 +247,6 @@ def test_a_hessian_that_is_not_positive_definite_is_noticed():
     found = second_order(lambda v: h @ v, g_r, g_f, spectrum, 0.1, steps=50)
     assert found.unavoidable is None
     assert found.undecided == "there is a direction of negative curvature"
-
-
-# intervals
 
 
 def random_parts(sizes=(9, 11), blocks=3):

@@ -293,9 +293,6 @@ def test_it_costs_at_most_three_epochs_and_reports_its_progress(retain, forget, 
     assert found.curvature_samples == 2, "whatever it costs"
 
 
-# the answer in a sentence
-
-
 @pytest.fixture(scope="module")
 def found():
     return assessed(batch_size=10, most_batches=2, **QUICK)

@@ -20,14 +20,7 @@ from hamu.report.tables import (
 )
 from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Ended
-from hamu.unlearning.compare.runs import (
-    METRIC,
-    Comparison,
-    Plan,
-    Runs,
-    finished_row,
-    start_figures,
-)
+from hamu.unlearning.compare.runs import METRIC, Comparison, Plan, Runs, finished_row, start_figures
 from hamu.unlearning.goals import ALL_DONE
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig

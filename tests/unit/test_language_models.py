@@ -21,13 +21,7 @@ from hamu.models.language import (
     new_tokenizer,
     with_adapter,
 )
-from hamu.models.storage import (
-    CannotMerge,
-    _names_of_adapter,
-    load_tensors,
-    merged,
-    save_model,
-)
+from hamu.models.storage import CannotMerge, _names_of_adapter, load_tensors, merged, save_model
 from hamu.unlearning.jobs.plan import activations, frozen_bytes, meta_model
 
 WEIGHTS = "adapter_model.safetensors"

@@ -27,11 +27,8 @@ class Seen:
 def batch(name, count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(3, (count,), generator=generator)
-    return {
-        "name": name,
-        "pixel_values": torch.randn(count, 6, generator=generator),
-        "labels": labels,
-    }
+    pixels = torch.randn(count, 6, generator=generator)
+    return {"name": name, "pixel_values": pixels, "labels": labels}
 
 
 def new_model():

@@ -9,15 +9,7 @@ import pytest
 import torch
 from helpers import Holder, collect, combine, flat, gram_at, pair_at_angle
 
-from hamu import (
-    HamuError,
-    HamuQ,
-    HamuU,
-    PairedGradients,
-    PairStep,
-    StoppingRule,
-    build_method,
-)
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, PairStep, StoppingRule, build_method
 from hamu.core.methods import Method, Weights
 
 OFF = {"stopping": "off"}

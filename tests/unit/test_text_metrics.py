@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import zlib
+from statistics import fmean as mean
 
 import pytest
 import torch
@@ -26,15 +27,8 @@ from hamu.evaluation import (
     text_report,
     tofu_report,
 )
-from hamu.evaluation.answers import (
-    normalized_probabilities,
-    truth_ratio_scores,
-    truth_ratios,
-)
-from hamu.evaluation.membership import (
-    gradient_scores,
-    membership_scores,
-)
+from hamu.evaluation.answers import normalized_probabilities, truth_ratio_scores, truth_ratios
+from hamu.evaluation.membership import gradient_scores, membership_scores
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.tables import further_table
 from hamu.unlearning.jobs.tasks import scored_texts
@@ -96,9 +90,6 @@ def predicted(model, tokenizer, records, batch_size=4):
     return predict_tokens(model, encode(records, tokenizer), batch_size, collator)
 
 
-# the twins
-
-
 @torch.no_grad()
 def token_logits(model, tokenizer, record):
     """Each answer token's id, and the float64 logits that predict it, from one unpadded pass."""
@@ -113,10 +104,6 @@ def token_logits(model, tokenizer, record):
 def slow_log_p(model, tokenizer, record):
     pairs = token_logits(model, tokenizer, record)
     return [float(logits[token] - torch.logsumexp(logits, 0)) for token, logits in pairs]
-
-
-def mean(values):
-    return sum(values) / len(values)
 
 
 def slow_nll(model, tokenizer, record):
@@ -179,9 +166,6 @@ def of_losses(losses, expected=-1.0, spread=1.0):
     return TokenPredictions(flat, flat < 1.0, full * expected, full * spread, record, len(losses))
 
 
-# likelihoods
-
-
 def test_vanishing_and_enormous_likelihoods_give_no_nan():
     sure, hopeless = of_losses([[0.0], [0.0]]), of_losses([[2000.0], [2000.0]])
     owner = torch.tensor([0, 1])
@@ -204,9 +188,6 @@ def test_figures_of_records_follow_their_definitions():
     one = texts([TextRecord("Question: Who?\nAnswer:", " Ada.", {})])
     assert scored_texts(one, "answer") == ["Ada."], "what zlib compresses"
     assert scored_texts(one, "all") == ["Question: Who?\nAnswer: Ada."]
-
-
-# generation
 
 
 def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):
@@ -273,9 +254,6 @@ def test_rouge_stems_words_reads_other_scripts_and_a_reference_without_a_word():
     assert found == pytest.approx([3 / 11, 4 / 9])
     assert rouge_l_recall(["nothing of it"] * 2, same).tolist() == [0, 0]
     assert rouge_l_recall(["...", " ? ", "", "no"], ["...", "?", "", "!"]).tolist() == [1, 1, 1, 0]
-
-
-# membership
 
 
 def test_membership_scores_match_a_loop(model, tokenizer):
@@ -386,9 +364,6 @@ def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     assert first == ["membership loss", "0.75", "0.5125"]
     assert second == ["membership zlib", "0.75", "not measured"]
     assert last == ["membership min k plus plus 40", "not measured", "not measured"]
-
-
-# reports
 
 
 def test_the_report_matches_a_loop(model, tokenizer):
