@@ -1,5 +1,6 @@
 """Code blocks of the documentation, as its tests see them."""
 
+import importlib
 import json
 import re
 import shutil
@@ -9,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from hamu.cli import main
+from hamu.core import plugins
 from hamu.data import read_text
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +45,32 @@ def blocks_of(page):
         Block(found[1], found[2], not _NOT_RUN.search(text[: found.start()]))
         for found in FENCE.finditer(text)
     ]
+
+
+def install(folder, name, version, groups):
+    """Write what pip leaves of a package: its name, and its entry points by group."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = []
+    for group, points in groups.items():
+        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    importlib.invalidate_caches()
+    plugins.points_of.cache_clear()
+
+
+def run_shortened(argv, capsys):
+    """A few steps show that commands go together."""
+    command = argv[0]
+    own_length = {"--resume", "--num_train_epochs"} & set(argv)
+    if command in ("train", "unlearn", "assess", "compare") and not own_length:
+        argv += ["--max_steps", "2"]
+    if command == "compare" and "--methods" not in argv:
+        argv += ["--methods", "hamu-q", "ft"]
+    if command == "evaluate" and {"my-model", "my-model/"} & set(argv):
+        argv += ["--generate", "4"]
+    assert main(argv) in ((0, 3, 4) if command == "assess" else (0,)), capsys.readouterr().err
 
 
 def save_what_readers_have(text_model):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import ViTConfig, ViTForImageClassification
 
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
@@ -48,6 +49,13 @@ def save_small_world(rows):
     save_model(adapted, Path("adapter"))
     for folder in ("text", "adapter"):
         tokenizer.save_pretrained(folder)
+
+
+def small_vision_transformer(**settings):
+    """A new ViT, by default of three channels and two classes."""
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "image_size"), 8)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 4}
+    return ViTForImageClassification(ViTConfig(**sizes | settings))
 
 
 def save_small_classifier(folder):

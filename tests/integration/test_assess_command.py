@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from run_files import contents
 
 from hamu.cli import main
 from hamu.data import read_images
@@ -53,14 +54,11 @@ def test_any_step_hurts_when_the_forget_data_are_copies_of_the_retain_data(asses
 
 
 def test_it_leaves_its_files_and_the_model_as_it_was(assess, tmp_path, saved_model):
-    def bytes_of_model():
-        return {p.name: p.read_bytes() for p in saved_model.iterdir() if p.is_file()}
-
-    before = bytes_of_model()
+    before = contents(saved_model)
     _, found, screen = assess("--method", "hamu-u")
     names = sorted(p.name for p in (tmp_path / "assess").glob("[!.]*"))
     assert names == ["assess.json", "config.yaml", "frontier.png"]
-    assert bytes_of_model() == before
+    assert contents(saved_model) == before
     assert found["method"] == "hamu-u"
     assert len(found["blocks"]) == 23
     assert found["epochs_of_passes"] <= 3

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import yaml
+from run_files import contents, read, write_rows
 
 from hamu.data import read_text
 from hamu.report.page import verdict
@@ -30,18 +31,14 @@ def names_in(folder):
     return sorted(path.name for path in folder.glob("[!.]*"))
 
 
-def bytes_of(folder):
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, finished):
-    before = bytes_of(finished / "run") | bytes_of(finished / "original")
+    before = contents("run") | contents("original")
     others = ("--original_model", "original", "--retain_model", "original")
     code, out, err = attacked(cli, *others, "--output_dir", "out")
     assert code == 0, err
     assert names_in(finished / "out") == ["attack.json", "attack.png", "config.yaml"]
-    assert {path: path.read_bytes() for path in before} == before
-    found = json.loads((finished / "out/attack.json").read_text())
+    assert contents("run") | contents("original") == before
+    found = read("out/attack.json")
     assert found["verdict"] in out
     assert found["records"]["relearned"] == 10
     assert list(found["outcomes"]) == ["relearn-retain", "relearn-few"]
@@ -52,7 +49,7 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
     again = ("attack", "--config", "out/config.yaml", "--output_dir", "out")
     assert "holds a run" in cli(*again)[2]
     assert cli(*again, "--overwrite")[0] == 0
-    assert json.loads((finished / "out/attack.json").read_text()) == found, "by its settings"
+    assert read("out/attack.json") == found, "by its settings"
 
 
 def test_the_report_follows_the_attack(cli, finished):
@@ -108,7 +105,7 @@ def test_texts_are_attacked_and_miniature_is_not_unrelated_to_itself(
     assert "name others with --unrelated_data" in found["skipped"]["relearn-unrelated"]
     assert "Whether it lasts is open" in out
     rows = [{"question": f"Colour {n}?", "answer": f"It is shade {n}."} for n in range(20)]
-    (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("other.jsonl", rows)
     names = "relearn-unrelated,prefill,sample"
     more = ("--attacks", names, "--unrelated_data", "other.jsonl", "--output_dir", "more")
     code, out, err = cli(*common, *more)

@@ -1,15 +1,15 @@
 """Unlearning by goal: every record counts, the budget holds, and what a lasting run forgets stays forgotten."""
 
 import copy
+import shutil
 
-import numpy as np
 import pytest
 import torch
 from run_files import report_in, write_rows
 from torch.nn import functional as F
 
 from hamu.core.forward import predict_logits
-from hamu.data import forget_class, forget_rows, read_images, read_text
+from hamu.data import forget_class, forget_rows, read_text
 from hamu.data.images import collate
 from hamu.evaluation import Predictions, predict
 from hamu.unlearning.lookahead import Lookahead
@@ -185,13 +185,9 @@ def test_accumulation_looks_ahead_once_a_step(model, trainer_of, whole_class, mo
 
 
 @pytest.fixture
-def classes(cli, tmp_path, digits):
-    """300 digits as files, and the command that unlearns some of them."""
-    (tmp_path / "data").mkdir()
-    for name, most in (("train", 300), ("test", 120)):
-        some = read_images("digits", name).select(range(most))
-        arrays = {"images": some.pixels[:, 0].numpy(), "labels": some.labels.numpy()}
-        np.savez(tmp_path / f"data/{name}.npz", **arrays)
+def classes(cli, finished_images):
+    """The command that unlearns some of 300 digits in files."""
+    shutil.copytree(finished_images / "data", "data")
     always = ("unlearn", "--data", "data", "--max_steps", 30, "--output_dir", "out")
     return lambda *more: cli(*always, *more)
 

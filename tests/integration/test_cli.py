@@ -11,7 +11,8 @@ import pytest
 import yaml
 from PIL import Image
 from run_files import contents, read_rows, report_in
-from transformers import ViTConfig, ViTForImageClassification, pipeline
+from small_models import small_vision_transformer
+from transformers import pipeline
 
 from hamu.cli import main
 from hamu.data import pixel_statistics, read_images
@@ -23,9 +24,6 @@ from hamu.unlearning.jobs.settings import settings_of
 FAST = "--per_device_train_batch_size 256 --max_steps 2"
 CLASS = "--data digits --forget_class 3"
 EASY = "--constraint_mode relative --stopping off"
-TINY_VIT = dict.fromkeys(["hidden_size", "intermediate_size", "image_size"], 8)
-TINY_VIT |= dict.fromkeys(["num_hidden_layers", "num_attention_heads"], 1)
-TINY_VIT |= {"patch_size": 4, "attn_implementation": "eager"}
 
 
 @pytest.fixture
@@ -205,8 +203,7 @@ def coloured(tmp_path):
     images[1::2] //= 2
     for name, chosen in (("train", slice(30)), ("test", slice(30, 40))):
         np.savez(tmp_path / f"{name}.npz", images=images[chosen], labels=np.arange(40)[chosen] % 2)
-    config = ViTConfig(**TINY_VIT, num_labels=2)
-    ViTForImageClassification(config).save_pretrained(tmp_path / "plain")
+    small_vision_transformer().save_pretrained(tmp_path / "plain")
     shutil.copytree(tmp_path / "plain", tmp_path / "prepared")
     processor = {"image_processor_type": "ViTImageProcessor", "size": [8, 8]}
     processor["image_std"] = [0.25] * 3

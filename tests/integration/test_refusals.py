@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from run_files import write_rows
-from small_models import save_small_world
-from transformers import ViTConfig, ViTForImageClassification
+from small_models import save_small_world, small_vision_transformer
 
 import hamu.cli
 from hamu.cli import main
@@ -38,10 +37,7 @@ def origin(tmp_path_factory):
         with torch.no_grad():
             broken.conv.weight[0, 0, 0, 0] = torch.nan
         broken.save_pretrained("nan")
-        tiny = dict.fromkeys(["hidden_size", "intermediate_size", "image_size"], 8)
-        tiny |= dict.fromkeys(["num_hidden_layers", "num_attention_heads"], 1)
-        config = ViTConfig(**tiny, patch_size=4, num_channels=1, num_labels=12)
-        ViTForImageClassification(config).save_pretrained("twelve")
+        small_vision_transformer(num_channels=1, num_labels=12).save_pretrained("twelve")
         colours = np.zeros((20, 8, 8, 3), np.uint8)
         np.savez("colours.npz", images=colours, labels=np.arange(20) % 3)
         Path("broken.jsonl").write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "a')

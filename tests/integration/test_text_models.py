@@ -1,15 +1,13 @@
 """The models that a command names, with tokenizer, base and adapter, and their precision."""
 
-import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from run_files import read, run, write_rows
 
-from hamu.cli import main
 from hamu.data import read_text
 from hamu.models.language import (
     AdapterSettings,
@@ -27,21 +25,12 @@ FAST = "--max_steps 2 --constraint_mode relative --stopping off --learning_rate 
 UNLEARN = f"unlearn {DATA} {FAST} --output_dir run"
 
 
-def run(line):
-    return main(shlex.split(line))
-
-
-def read_json(path):
-    return json.loads(Path(path).read_text())
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with records, two models of one tokenizer, and an adapter on the second."""
     folder = tmp_path_factory.mktemp("models")
     texts = read_text("miniature").records
-    rows = [json.dumps(dict(row.fields)) for row in texts[:24]]
-    (folder / "records.jsonl").write_text("\n".join(rows))
+    write_rows(folder / "records.jsonl", [dict(row.fields) for row in texts[:24]])
     tokenizer = new_tokenizer((r.prompt + r.answer for r in texts), 400)
     torch.manual_seed(0)
     for name in ("original", "other"):
@@ -107,7 +96,7 @@ def test_a_merge_that_fails_costs_no_result(capsys, monkeypatch):
     assert run(f"{UNLEARN} --model original --lora --merge") == 2
     printed = " ".join(capsys.readouterr().err.split())
     assert "the adapter cannot be merged into its model: of another kind; what else" in printed
-    assert read_json("run/evaluation.json")["after"]["forget"]["loss"]
+    assert read("run/evaluation.json")["after"]["forget"]["loss"]
     assert not Path("run/merged").exists()
     assert run("verify run") == 0
 
@@ -118,7 +107,7 @@ def test_an_evaluation_has_the_precision_of_the_run_and_a_model_differs_from_its
     half = f"{UNLEARN} --model original --bf16"
     assert run(f"{half} --retain_model original") == 0
     assert run(f"{half} --full_precision_eval --output_dir full") == 0
-    before = read_json("run/evaluation.json")["before"]
+    before = read("run/evaluation.json")["before"]
     assert {name: before[name] for name in before["retain_model"]} == before["retain_model"]
     evaluate = f"evaluate {DATA} --generate 0"
     for out, words in (
@@ -127,14 +116,14 @@ def test_an_evaluation_has_the_precision_of_the_run_and_a_model_differs_from_its
         ("again", "--model full/model"),
     ):
         assert run(f"{evaluate} {words} --output_dir {out}") == 0
-    found = {out: read_json(f"{out}/evaluation.json") for out in ("half", "float", "again")}
+    found = {out: read(f"{out}/evaluation.json") for out in ("half", "float", "again")}
     assert found["half"]["forget"] != found["float"]["forget"]
     for out, job in (("half", "run"), ("again", "full")):
-        after = read_json(f"{job}/evaluation.json")["after"]
+        after = read(f"{job}/evaluation.json")["after"]
         same = {name: figures for name, figures in after.items() if name in found[out]}
         assert found[out] | {"goal": None} == same | {"goal": None}
     assert run("verify full") == 0
-    recorded = read_json("full/record.json")
+    recorded = read("full/record.json")
     assert recorded["settings"]["full_precision_eval"] is True
     sources = NamedSources(Path("full"))
     assert sources.precision() == "float32"
@@ -181,13 +170,13 @@ def test_a_record_has_the_settings_of_the_adapter_that_was_trained(capsys):
     Path("recipe.yaml").write_text("lora: true\nlora_rank: 2\nlora_targets: v_proj,q_proj\n")
     for words in ("", "--config recipe.yaml --overwrite"):
         assert run(f"{UNLEARN} --model adapter {words}") == 0
-        settings = read_json("run/record.json")["settings"]
+        settings = read("run/record.json")["settings"]
         assert (settings["lora"], settings["lora_rank"], settings["lora_alpha"]) == (True, 2, 4)
         assert set(settings["lora_targets"].split(",")) == {"q_proj", "v_proj"}
         assert not_held(capsys) == []
     whole = "--model original --config recipe.yaml --lora False --overwrite"
     assert run(f"{UNLEARN} {whole}") == 0
-    settings = read_json("run/record.json")["settings"]
+    settings = read("run/record.json")["settings"]
     assert settings["lora"] is False
     assert not {"lora_rank", "lora_alpha", "lora_dropout", "lora_targets"} & settings.keys()
 
@@ -261,9 +250,8 @@ def test_an_evaluation_checks_what_it_needs_before_it_runs_a_model(
 
     monkeypatch.setattr(TextTask, "predict", predict)
     row = {"question": "a?", "answer": "b"}
-    Path("plain.jsonl").write_text(json.dumps(row))
-    long = {"question": "a? " * 999, "answer": "b", "perturbed_answer": "c"}
-    Path("long.jsonl").write_text(json.dumps(long))
+    write_rows("plain.jsonl", [row])
+    write_rows("long.jsonl", [row | {"question": "a? " * 999, "perturbed_answer": "c"}])
     assert run(f"evaluate {DATA} --model original {words} --output_dir check") == 2
     assert message in capsys.readouterr().err
     assert not Path("check").exists()
@@ -276,4 +264,4 @@ def test_what_was_measured_is_kept_if_answering_fails(monkeypatch):
     monkeypatch.setattr("hamu.unlearning.jobs.tasks.generate_answers", fail)
     words = "--model original --forget_perturbed records.jsonl --generate 1 --output_dir check"
     assert run(f"evaluate {DATA} {words}") != 0
-    assert {"forget", "retain", "tofu"} <= read_json("check/evaluation.json").keys()
+    assert {"forget", "retain", "tofu"} <= read("check/evaluation.json").keys()

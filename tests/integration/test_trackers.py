@@ -69,14 +69,9 @@ def unlearn(saved_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(*more, out="out", report_to="wandb"):
-        return main(
-            [
-                *("unlearn", "--recipe", "digits", "--max_steps", "3", "--stopping", "off"),
-                *("--check_steps", "1"),
-                *("--constraint_mode", "relative", "--model", str(saved_model)),
-                *("--output_dir", str(out), "--report_to", report_to, *more),
-            ]
-        )
+        job = "unlearn --recipe digits --max_steps 3 --stopping off --check_steps 1"
+        words = (*job.split(), "--constraint_mode", "relative", "--model", saved_model)
+        return main([*map(str, words), "--output_dir", str(out), "--report_to", report_to, *more])
 
     return call
 

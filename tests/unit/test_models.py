@@ -9,12 +9,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from small_models import small_vision_transformer
+from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
 
 from hamu import HamuError
@@ -38,12 +34,6 @@ def resnet(path, **config):
     settings = {"depth": 8, "width": 2, "num_labels": 10, "num_channels": 1} | config
     SmallResNet(SmallResNetConfig(**settings)).save_pretrained(path)
     return load_classifier(str(path))
-
-
-def vision_transformer(image_size, channels=1):
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "patch_size": 4}
-    sizes |= {"num_attention_heads": 1, "image_size": image_size, "num_channels": channels}
-    return ViTForImageClassification(ViTConfig(**sizes, num_labels=10))
 
 
 def test_resnet20_has_the_parameters_and_shortcuts_of_he_et_al():
@@ -122,7 +112,7 @@ def test_classes_and_channels_of_the_data_fit_the_model_or_an_error_names_both(
 
 def test_a_model_that_cannot_be_trained_or_take_the_images_is_an_error(tmp_path):
     with pytest.raises(HamuError, match=r"images of digits, \(1, 8, 8\): .*; give --image_size 16"):
-        check_fits(vision_transformer(image_size=16), DIGITS)
+        check_fits(small_vision_transformer(image_size=16, num_channels=1, num_labels=10), DIGITS)
     with pytest.raises(HamuError, match="no trainable parameter"):
         check_fits(resnet(tmp_path).requires_grad_(False), DIGITS)
     with pytest.raises(HamuError, match=r"depth 6n\+2 .*; got 9"):
@@ -173,7 +163,8 @@ def with_processor(tmp_path):
     """Save a tiny model with a preprocessor_config.json; return its folder."""
 
     def save(settings, channels=3):
-        vision_transformer(8, channels).save_pretrained(tmp_path / "model")
+        model = small_vision_transformer(num_channels=channels, num_labels=10)
+        model.save_pretrained(tmp_path / "model")
         (tmp_path / "model/preprocessor_config.json").write_text(json.dumps(settings))
         return str(tmp_path / "model")
 

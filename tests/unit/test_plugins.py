@@ -1,12 +1,12 @@
 """Installed packages add classes; a broken one is named, and stops only what asks for it."""
 
-import importlib
 import json
 import re
 import sys
 
 import pytest
 import torch
+from doc_blocks import install
 
 from hamu import HamuError, build_method
 from hamu.cli import main
@@ -57,20 +57,11 @@ def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins._warn.cache_clear()
 
-    def install(**groups):
-        (tmp_path / "their_metrics.py").write_text(METRICS)
-        (tmp_path / "their_broken.py").write_text("import a_package_that_is_not_there")
-        info = tmp_path / "their_package-1.2.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.2\n")
-        lines = []
-        for group, points in groups.items():
-            lines += [f"[hamu.{group}]", *(f"{key} = {value}" for key, value in points.items())]
-        (info / "entry_points.txt").write_text("\n".join(lines))
-        importlib.invalidate_caches()
-        plugins.points_of.cache_clear()
-
-    yield install
+    (tmp_path / "their_metrics.py").write_text(METRICS)
+    (tmp_path / "their_broken.py").write_text("import a_package_that_is_not_there")
+    yield lambda **groups: install(
+        tmp_path, "their-package", "1.2", {f"hamu.{name}": of for name, of in groups.items()}
+    )
     plugins.points_of.cache_clear()
     for name in ("their_metrics", "their_broken"):
         sys.modules.pop(name, None)
