@@ -8,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from run_files import write_rows
 from small_models import save_small_world, small_vision_transformer
 
 import hamu.cli
 from hamu.cli import main
-from hamu.models import load_classifier
 from hamu.unlearning.jobs.tasks import Task
 
 IMAGES = "--data a.npz --forget_rows 0,4"
@@ -31,12 +29,8 @@ def origin(tmp_path_factory):
         patch.chdir(tmp_path_factory.mktemp("origin"))
         rows = [{"question": f"What is {i}?", "answer": f"just {i}"} for i in range(8)]
         save_small_world(rows)
-        for name in ("elsewhere/model", "nan", "run/model"):
+        for name in ("elsewhere/model", "run/model"):
             shutil.copytree("image", name)
-        broken = load_classifier("nan")
-        with torch.no_grad():
-            broken.conv.weight[0, 0, 0, 0] = torch.nan
-        broken.save_pretrained("nan")
         small_vision_transformer(num_channels=1, num_labels=12).save_pretrained("twelve")
         colours = np.zeros((20, 8, 8, 3), np.uint8)
         np.savez("colours.npz", images=colours, labels=np.arange(20) % 3)
@@ -105,7 +99,6 @@ unlearn --forget_class 3 --model image => name the training data with --data
 unlearn --data nowhere --model image --forget_class 3 => nowhere is neither a file nor a folder
 unlearn IMAGE --model nowhere => nowhere is not a saved model: it has no config.json
 unlearn IMAGE --model run => run is not a saved model: it has no config.json
-unlearn IMAGE --model nan => weights that are not finite, first in conv.weight
 unlearn IMAGE --retain_model twelve => 3 classes, the retain model twelve 12
 unlearn --data colours.npz --forget_class 1 --model image => 1 channels, those of colours.npz have 3
 train --data cats --model resnet8 => cats has one class alone, cat; a classifier needs at least two

@@ -136,13 +136,6 @@ def test_no_output_may_lie_where_any_model_is_read(line, adapter, capsys):
     assert Path(TRAINED, "model.safetensors").is_file()
 
 
-def test_an_adapter_without_its_tokenizer_takes_that_of_its_base(adapter):
-    Path("bare").mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        shutil.copy(adapter / "model" / name, "bare")
-    assert run(f"unlearn {FORGET} --model bare {EASY} {FEW} --output_dir bare-run") == 0
-
-
 @pytest.mark.parametrize("lora", ["", "--lora --lora_rank 2"])
 def test_every_checkpoint_of_a_run_opens_as_a_model(tmp_path, capsys, lora):
     saves = f"{lora} {FEW} --save_strategy steps --save_steps 2 --output_dir {tmp_path}"
@@ -178,9 +171,6 @@ def test_records_are_forgotten_by_the_answers_of_a_column(capsys):
     job = f"unlearn {data} --model {TRAINED} {STRONG} {FEW} --forget_objective dpo"
     assert run(f"{job} --alternative_column instead --output_dir by-column") == 0
     assert report_in("by-column")["steps_taken"] == 4
-    capsys.readouterr()
-    assert run(f"{job} --alternative_column other --output_dir none") == 2
-    assert "more.jsonl has no other; expected a text" in capsys.readouterr().err
     own = job.replace("dpo", "npo")
     assert run(f"{own} --alternative_column instead --output_dir own") == 0
     printed = " ".join(capsys.readouterr().out.split())
