@@ -39,7 +39,6 @@ class Block:
 
 
 def blocks_of(page):
-    """All blocks of a Markdown file."""
     text = page.read_text(encoding="utf-8")
     return [
         Block(found[1], found[2], not _NOT_RUN.search(text[: found.start()]))

@@ -34,7 +34,6 @@ _watching: list[Watched] = []
 
 @contextmanager
 def watched():
-    """Watch what is done within."""
     if _hook not in _hooked:
         sys.addaudithook(_hook)  # stays for good
         _hooked.append(_hook)

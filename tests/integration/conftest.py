@@ -145,7 +145,6 @@ def trainer_of(problem, tmp_path):
 
 @pytest.fixture
 def trained(trainer_of):
-    """Makes a trainer, and trains."""
 
     def run(*given, **settings):
         trainer = trainer_of(*given, **settings)

@@ -107,12 +107,10 @@ def changed(name, *place, by):
 
 
 def rewritten(name, by):
-    """Change the text of a file."""
     Path(name).write_text(by(Path(name).read_text()))
 
 
 def weight(*names):
-    """Change a weight in files."""
     for name in names:
         tensors = load_file(name)
         tensors[min(tensors)].view(-1)[0] += 1e-3

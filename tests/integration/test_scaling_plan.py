@@ -19,16 +19,9 @@ from _memory_meter import TensorMeter
 
 
 def llama(training, hidden, inner, layers, keys, vocab):
-    config = LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=keys,
-        max_position_embeddings=256,
-        use_cache=False,
-    )
+    sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": inner}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": 8, "num_key_value_heads": keys}
+    config = LlamaConfig(**sizes, max_position_embeddings=256, use_cache=False)
     dtype = torch.float32 if training.weight == 4 else torch.bfloat16
     model = LlamaForCausalLM(config).to(dtype).train()
     if training.adapter:

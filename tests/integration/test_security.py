@@ -36,7 +36,6 @@ SAVING = f"{STEPS} --save_strategy steps --save_steps 1"
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory):
-    """Small data and models."""
     folder = tmp_path_factory.mktemp("origin")
     rows = [{"question": f"Where is number {i}?", "answer": f"in town {i}"} for i in range(8)]
     rows[0]["answer"] = rows[3]["answer"] = f"with {CANARY}"

@@ -45,13 +45,9 @@ def trainer_of(start, tmp_path):
         defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}
         defaults |= {"constraint_mode": "relative", "stopping": "off"}
         args = UnlearnConfig(output_dir=str(tmp_path / "run"), **defaults | settings)
-        trainer = UnlearnTrainer(
-            model or copy.deepcopy(base),
-            args,
-            retain_dataset=retain,
-            forget_dataset=forget or own,
-            data_collator=TextCollator(tokenizer.pad_token_id),
-        )
+        sides = {"retain_dataset": retain, "forget_dataset": forget or own}
+        collate = TextCollator(tokenizer.pad_token_id)
+        trainer = UnlearnTrainer(model or copy.deepcopy(base), args, **sides, data_collator=collate)
         silence(trainer)
         return trainer
 

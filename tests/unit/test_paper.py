@@ -258,9 +258,10 @@ def test_who_dominates_is_told_from_the_trajectories():
     assert verdicts({}, {m: line for m, line in best.items() if m != "kl"}) == [None] * 6
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)]
-)
+TRAINED = [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)]
+
+
+@pytest.mark.parametrize("name", TRAINED)
 def test_where_every_run_failed_nothing_can_be_told(name, tmp_path):
     one = EXPERIMENTS[name]
     result = result_of(one, one.figures({}, replace(SCALE, has_similar=True)))
@@ -296,17 +297,13 @@ def random_run(generator, wanted):
         side: {name: generator.normal() for name in figures} for side, figures in before.items()
     }
     after["membership_inference"] = {"auc": generator.random()}
-    evaluation, inputs = (
-        {"before": before, "after": after},
-        {"original model": {"sha256": str(wanted.similar)}},
-    )
-    vars(one).update(points=points, log=log, evaluation=evaluation, inputs=inputs)
+    inputs = {"original model": {"sha256": str(wanted.similar)}}
+    vars(one).update(points=points, log=log, inputs=inputs)
+    vars(one).update(evaluation={"before": before, "after": after})
     return one
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, one in EXPERIMENTS.items() if isinstance(one, Trained)]
-)
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_run_that_is_missing_never_turns_a_verdict(name):
     """Claims of all runs may not hold because the one that breaks it has failed, nor the other way round."""
     one, scale = EXPERIMENTS[name], replace(SCALE, has_similar=True)
