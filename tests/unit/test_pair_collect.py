@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import Holder, collect, combine
+from helpers import Holder, collect, combine, measure
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -250,3 +250,5 @@ def test_an_empty_and_a_scalar_parameter_take_part():
     retain, forget = [torch.zeros(0), torch.tensor(1.0)], [torch.zeros(0), torch.tensor(-2.0)]
     _, grads = combine(HamuQ(0.5, **RELATIVE), retain, forget, max_grad_norm=None)
     assert (grads[0].numel(), grads[1].item()) == (0, 1.0)
+    nothing = measure([torch.zeros(0)], [torch.zeros(0)])  # a process whose shards are empty
+    assert nothing.dot.tolist() == [0.0]

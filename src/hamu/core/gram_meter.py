@@ -273,7 +273,7 @@ class _Pack:
             blocks += [block_of[number]] * _rows_of(p)
             if p.numel() % _ROW:
                 padded.append(len(blocks) - 1)
-        self.blocks = torch.tensor(blocks).to(device)
+        self.blocks = torch.tensor(blocks, dtype=torch.int64).to(device)
         self._buffer = buffer[:, : len(blocks) * _ROW].view(2, -1, _ROW)
         self._padded_rows = torch.tensor(padded, dtype=torch.int64, device=buffer.device)
 
