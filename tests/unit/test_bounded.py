@@ -62,6 +62,20 @@ def test_a_record_above_what_is_enough_is_lowered_again():
     torch.testing.assert_close(found, aim - (5.0 - most) - 2.0)
 
 
+def test_a_record_whose_loss_is_infinite_is_far_enough():
+    logits, labels = two_classes([0.0, -1.0])
+    logits[0, 0] = -math.inf  # a class that the model rules out
+    limits = [[1.0, FREE]] * 2
+    assert total(logits, labels, limits).isfinite()
+    assert gradient(logits, labels, limits).tolist() == [[0.0, 0.0], [-1.0, 1.0]]
+
+
+def test_a_text_of_which_the_model_is_sure_has_a_gradient():
+    logits = torch.tensor([[[0.0, 0.0], [20.0, 0.0], [20.0, 0.0]]])
+    found = gradient(logits, torch.tensor([[-100, 0, 0]]), [[1.0, FREE]])
+    assert found[0, :2, 1].min() > 0
+
+
 def test_a_text_counts_by_the_mean_over_its_scored_tokens():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 6, 8, generator=generator)

@@ -279,7 +279,8 @@ class Bounded(Objective):
             raise HamuError("the objective bounded needs a goal, which sets a limit per record")
         aim, most = log_odds(scored.limits.to(scored.logits.device, torch.float32)).unbind(1)
         odds = _record_log_odds(scored)
-        return (torch.minimum(odds, aim) - (odds - most).clamp(min=0)).sum()
+        beyond = (odds - most).masked_fill(most.isinf(), 0.0).clamp(min=0)  # of inf there is none
+        return (torch.minimum(odds, aim) - beyond).sum()
 
 
 def log_odds(loss: Tensor) -> Tensor:
@@ -300,7 +301,8 @@ def _record_log_odds(scored: Scored) -> Tensor:
     if len(odds) == scored.records:
         return odds
     counts = scored.per_record(torch.ones_like(odds)).clamp(min=1)
-    return log_odds((scored.per_record(loss_at(odds)) / counts).clamp(min=1e-6))
+    mean = scored.per_record(loss_at(odds)) / counts
+    return log_odds(mean + (1e-6 - mean).clamp(min=0).detach())  # clamp has no gradient below
 
 
 _OURS: tuple[type[Objective], ...] = (
