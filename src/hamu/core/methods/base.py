@@ -99,8 +99,8 @@ class StoppingMemory:
         return (
             f"the demand {clipped_demand:.4g} leaves no room below {free_limit:.4g}, the most that "
             f"the gradients sustain for free ({self.rule.criterion}); a demand small enough still "
-            f"gains on both sides: lower the constraint to "
-            f"{f'at most {left}%' if left else 'less than 1%'} of its value"
+            f"gains on both sides: the criterion is not met at "
+            f"{f'{left}%' if left else 'less than 1%'} of the constraint"
         )
 
     def state_dict(self) -> dict[str, Any]:
