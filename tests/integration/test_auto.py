@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from helpers import weights
 from run_files import report_in, write_rows
 from torch.nn import functional as F
 
@@ -55,6 +56,39 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     assert trainer.controller.history[-1]["retain_rise"] == pytest.approx(rise, abs=1e-6)
     assert trainer.steps_taken < 40
     assert any(positions for _, positions in trainer.goal_run.state_dict()["focus"])
+
+
+def test_the_goal_follows_from_all_records_where_a_sample_is_evaluated(
+    model, trainer_of, whole_class
+):
+    data = {"retain": whole_class.retain, "forget": whole_class.forget, "test": whole_class.test}
+    trainer = trainer_of(model, **data, **SMALL, max_eval_samples=100)
+    assert trainer.goal_run.goal.kind == "erased"
+
+
+def test_a_resumed_run_draws_the_batch_that_the_loader_held(model, trainer_of, digits):
+    """Each forgotten record leaves the forget data, from the batch on that is not yet drawn."""
+    problem = forget_rows(*digits, list(range(0, 300, 10)))
+    asked = {"target_forget_loss": 0.3, "max_retain_increase": 1.0, "max_steps": 40}
+    asked |= {"per_device_train_batch_size": 8, "save_strategy": "steps"}
+    data = {"retain": problem.retain, "forget": problem.forget, "test": problem.test}
+    every = trainer_of(copy.deepcopy(model), **data, **SMALL | asked).controller.every
+    asked["save_steps"] = every
+    whole = by_goal(trainer_of, copy.deepcopy(model), problem, **asked)
+    start, first, *others = whole.controller.history
+    assert start["forgotten"] != first["forgotten"], "the forget data change with this step"
+    assert others
+    resumed = trainer_of(copy.deepcopy(model), **data, **SMALL | asked)
+    resumed.train(f"{whole.args.output_dir}/checkpoint-{first['step']}")
+    assert resumed.controller.history == whole.controller.history
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+
+
+def test_a_second_run_by_goal_begins_anew(model, trainer_of, rows):
+    trainer = by_goal(trainer_of, model, rows, target_forget_loss=50.0, max_steps=4)
+    trainer.train()
+    assert trainer.controller.history[0]["step"] == 0
+    assert trainer.steps_taken == 8
 
 
 @pytest.mark.parametrize(("kind", "asked"), [

@@ -222,6 +222,37 @@ def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of,
     assert trainer.stop_reason.endswith("is above 1e-09; back to the weights of step 4")
 
 
+class Stop(TrainerCallback):
+    """Ends a run once, at one of its events."""
+
+    def __init__(self, event):
+        setattr(self, event, self.stop)
+        self.waits = True
+
+    def stop(self, args, state, control, **kwargs):
+        control.should_training_stop, self.waits = self.waits, False
+
+
+def test_a_run_by_hand_names_the_callback_that_ended_it(model, trained):
+    trainer = trained(model, max_steps=4, callbacks=[Stop("on_step_end")])
+    assert (trainer.state.global_step, trainer.stop.kind) == (1, "other")
+    assert trainer.stop_reason == "a callback ended it"
+
+
+def test_nothing_of_a_step_that_was_broken_off_enters_another_run(model, trainer_of):
+    settings = {"gradient_accumulation_steps": 3, "max_steps": 2, "max_retain_loss": 1e9}
+    settings |= {"per_device_train_batch_size": 64, "logging_steps": 1}
+    fresh = trainer_of(copy.deepcopy(model), **settings)
+    fresh.train()
+    broken = trainer_of(model, **settings, callbacks=[Stop("on_substep_end")])
+    broken.train()
+    assert broken.state.global_step == 0
+    broken.train()
+    assert torch.equal(weights(model), weights(fresh.model))
+    losses = [[one["retain_loss"] for one in lines(run)] for run in (fresh, broken)]
+    assert losses[0] == losses[1]
+
+
 def test_only_the_last_steps_stay_in_memory(model, trained, monkeypatch):
     monkeypatch.setattr(trainer_module, "_REMEMBERED", 3)
     trainer = trained(model, max_steps=6, **EVERY_SECOND)

@@ -186,6 +186,8 @@ def test_a_report_counts_records_and_the_record_of_a_run_leaves_out_their_places
     forget = {"forget": images([0.01] * 18 + [17.0, 22.0])}
     found = goal_report(Goal("loss", loss=1.0), forget, original=None, retain_model=None)
     assert (found["after"]["forgotten"], found["reached"], has_share(found)) == (2, False, False)
+    just = {"after": {"forgotten": 55, "records": 100}, "share": 0.55}
+    assert has_share(just), "0.55 * 100 is above 55"
     count, quantiles, worst = goal_lines(found)
     assert count.startswith("2 of 20 records are forgotten")
     assert count.endswith("by the goal a loss of 1; 95% wanted: not reached")

@@ -36,7 +36,7 @@ from transformers import TrainerCallback
 from hamu.core.methods import HamuQ
 from hamu.core.pair import PairStep
 from hamu.errors import HamuError
-from hamu.unlearning.goals import ALL_DONE, LEVEL, Goal, Standing, StopReason
+from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, LEVEL, Goal, Standing, StopReason
 
 if TYPE_CHECKING:
     from hamu.unlearning.goal_run import GoalRun
@@ -69,6 +69,11 @@ class Controller(TrainerCallback):
 
     def __init__(self, work: GoalRun, goal: Goal, budget: float, every: int) -> None:
         self._work, self._goal, self.budget, self.every = work, goal, budget, every
+        self._first_demand = self._method.constraint
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._work.pair.method = replace(self._method, constraint=self._first_demand)
         self.history: list[dict[str, Any]] = []  # an entry for each measurement
         self.ended = self.reached = self._settled = False  # reached: ahead too, if it looks ahead
         self.rate = self.rate_of_step = self._first_rate = 0.0
@@ -88,6 +93,7 @@ class Controller(TrainerCallback):
         """Measure the start, unless the run is resumed, and end there if the goal is reached."""
         if state.global_step:
             return
+        self._start_anew()
         self.rate = self._first_rate = first_rate(self._work.pair.parameters)
         now = self._work.stand()
         if not now.is_finite:
@@ -204,7 +210,7 @@ class Controller(TrainerCallback):
             return False
         least = min(standing.count for standing in self._work.rehearse())
         self.history[-1]["forgotten_after_fine_tuning"] = least
-        self._lasted = self._lasted + 1 if least >= self._goal.share * len(now.losses) else 0
+        self._lasted = self._lasted + 1 if least / len(now.losses) >= self._goal.share else 0
         return self._lasted >= _REHEARSALS
 
     def _cost_by_all(self, cost: float) -> float:
@@ -218,7 +224,7 @@ class Controller(TrainerCallback):
     def _steps_are_too_large(self, now: Standing) -> bool:
         """True if ever more records are too high; if a lasting run loses a share it had reached."""
         if self._work.lookahead is not None:
-            return self._best_count >= self._goal.share * len(now.losses) > now.count
+            return self._best_count / len(now.losses) >= self._goal.share > now.share
         return int(now.too_high.sum()) > max(2 * LEVEL * len(now.losses), self._last_too_high)
 
     @property
@@ -284,7 +290,7 @@ class Controller(TrainerCallback):
         """Finish with the last step, or where the trainer or another callback ended the run."""
         stop = self._work.stop
         if stop == ALL_DONE and not all_done:
-            stop = StopReason("other", "a callback ended it")
+            stop = BY_A_CALLBACK
         more = "; --max_steps allows more" if stop == ALL_DONE else ""
         self._finish(stop.kind, f"{stop.text}; {self.goal_sentence}{more}")
 

@@ -44,7 +44,7 @@ class GoalRun:
         self._looks, self._pairs = trainer.evaluations, trainer.train_dataset
         args: UnlearnConfig = trainer.args
         self.goal = choose_goal(
-            self._looks.sets,
+            self._looks.whole,  # a sample has no labels
             args.goal,
             args.target_forget_loss,
             args.target_share,
@@ -155,8 +155,10 @@ class GoalRun:
             draws_all = is_lasting or bool(targets.most.isfinite().any())
             open_ = [] if draws_all else away.nonzero().flatten().tolist()
             records, batch = len(self._pairs), self._trainer.global_batch
-            epoch, within = divmod(self._step + 1, max(1, math.ceil(records / batch)))
-            self._pairs.focus_on(open_, epoch * records + within * batch)  # the next step's first
+            done = int(self._trainer.state.global_step)
+            first = done + 1 if done else 0  # the loader holds the next step's batch
+            epoch, within = divmod(first, max(1, math.ceil(records / batch)))
+            self._pairs.focus_on(open_, epoch * records + within * batch)
 
     def limits_of(self, positions: Tensor) -> Tensor:
         """The limits of some forget records, [B, 2]; measured first in a run by hand."""

@@ -72,6 +72,7 @@ class StopReason:
 
 
 ALL_DONE = StopReason("all steps", "all its steps are done")  # of a run that nothing ended before
+BY_A_CALLBACK = StopReason("other", "a callback ended it")
 
 
 def kind_in(saved: Mapping[str, Any]) -> StopKind:
@@ -346,7 +347,7 @@ def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
 def has_share(goal: Mapping[str, Any]) -> bool:
     """True if as many records are forgotten after the run as the goal asks for."""
     after = goal["after"]
-    return bool(after["forgotten"] >= goal["share"] * after["records"])
+    return bool(after["forgotten"] / after["records"] >= goal["share"])
 
 
 def goal_lines(goal: Mapping[str, Any]) -> list[str]:

@@ -157,6 +157,10 @@ class EarlyEnds:
         both = torch.stack([total, total.new_tensor(float(len(scored.labels)))])
         self._sums[side] = self._sums.get(side, torch.zeros_like(both)) + weight * both
 
+    def discard(self) -> None:
+        """Forget the batches of a step that was broken off."""
+        self._sums.clear()
+
     def end(self) -> StopReason | None:
         """Judge the step whose batches were added, None if it may be taken; starts anew."""
         none = torch.zeros_like(next(iter(self._sums.values())))
@@ -191,11 +195,8 @@ class Evaluations:
         most: dict[str, int | None] = dict.fromkeys(data, args.max_eval_samples)
         if args.forget_objective == "bounded":  # every record counts
             most["forget"] = None
-        self.sets: dict[str, Dataset[Any]] = {
-            name: subset(one, most[name], args.seed)
-            for name, one in data.items()
-            if one is not None
-        }
+        self.whole = {name: one for name, one in data.items() if one is not None}
+        self.sets = {n: subset(one, most[n], args.seed) for n, one in self.whole.items()}
         if args.metric_for_best_model is not None:
             gains = ("forget_gain", "retain_gain", "joint_gain")
             of_sets = [f"{name}_{figure}" for name in self.sets for figure in ("loss", "accuracy")]

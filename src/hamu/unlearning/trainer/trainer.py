@@ -44,7 +44,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
-from hamu.unlearning.goals import ALL_DONE, AnyPredictions, Standing, StopReason
+from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, AnyPredictions, Standing, StopReason
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.trainer.config import UnlearnConfig
 from hamu.unlearning.trainer.logs import silence
@@ -178,7 +178,14 @@ class UnlearnTrainer(ResumableTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
         self._steps_of_best, self.stop = None, ALL_DONE
+        self.pair.discard()  # what an earlier run was broken off in
+        self.watch.passes.clear()
+        self._early_ends.discard()
+        self._losses, self._at = {}, -1
         output = super().train(*args, **kwargs)
+        is_early = self.state.global_step < self.state.max_steps and not self.was_interrupted
+        if self.stop == ALL_DONE and is_early:
+            self.stop = BY_A_CALLBACK
         chosen = self.args.load_best_model_at_end or self.controller is not None
         if self.stop.kind == "retain loss" and not (chosen or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
