@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from hamu.cli import main
 from hamu.data import read_text
+from hamu.report.run import read_run
 from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.record import schema, violations
 from hamu.unlearning.record.inputs import row_digests, text_digest, weights_digest
@@ -214,6 +215,13 @@ def test_what_was_tampered_with_is_named(images, verify, tamper, expected):
     needs_figures = bool({FIGURES_AFTER, FORGOTTEN, CHANGE} & expected)
     code, found = verify(*([] if needs_figures else ["--no_models"]))
     assert (code, wrong(found)) == (1, expected)
+
+
+def test_a_report_names_what_changed_after_the_run(images):
+    note = "evaluation.json is not as the run left it (hamu verify): its figures may be wrong"
+    assert note not in read_run(images / "run").notes
+    changed("evaluation", "after", "forget", "loss", by=lambda loss: loss + 1)
+    assert note in read_run(images / "run").notes
 
 
 def test_what_is_no_longer_there_cannot_be_checked_and_says_why(images, verify, monkeypatch):

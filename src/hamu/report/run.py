@@ -211,6 +211,11 @@ def read_run(path: Path) -> Run:
     failed = row if row.get("failed") else {}
     evaluation = _read(path / files.EVALUATION, notes, "evaluation", is_needed=True)
     record = _read(path / files.RECORD, notes, "record")
+    for name, digest in (record or {}).get("files", {}).items():
+        if (path / name).is_file() and files.file_digest(path / name) != digest:
+            notes.append(
+                f"{name} is not as the run left it (hamu verify): its figures may be wrong"
+            )
     settings = _read(path / files.CONFIG, notes, parse=_settings, is_needed=True) or {}
     named = {"method": "hamu-q", **settings} if settings else {**failed, **(record or {})}
     attacks = (path / files.ATTACK, path / files.ATTACK_FOLDER / files.ATTACK)
