@@ -10,7 +10,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_models import small_vision_transformer
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+)
 from transformers.utils import logging
 
 from hamu import HamuError
@@ -25,6 +29,7 @@ from hamu.models import (
     new_classifier,
 )
 from hamu.models.classifiers import check_as_many_classes, named_as_in_training
+from hamu.models.storage import from_pretrained
 
 logging.set_verbosity_error()
 DIGITS = read_images("digits")
@@ -75,6 +80,8 @@ def test_a_missing_or_damaged_model_is_an_error_that_names_it(tmp_path):
         save_file(tensors | change, weights, {"format": "pt"})
         with pytest.raises(HamuError, match=message):
             load_classifier(str(tmp_path))
+    with pytest.raises(HamuError, match="type small_resnet, which is no CausalLM: texts need a"):
+        from_pretrained(AutoModelForCausalLM, str(tmp_path), dtype=None)
     weights.write_bytes(b"damaged")
     with pytest.raises(HamuError, match="cannot be loaded"):
         load_classifier(str(tmp_path))

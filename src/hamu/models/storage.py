@@ -89,6 +89,12 @@ def from_pretrained(
             )
         if all_of_it:
             refuse_encoder(config, source)
+        if type(config) not in kind._model_mapping and not trust_remote_code:
+            raise HamuError(
+                f"the model {source} is of type {config.model_type}, which is no "
+                f"{kind.__name__.removeprefix('AutoModelFor')}: texts need a causal language "
+                f"model, images an image classifier"
+            )
         model, found = kind.from_pretrained(
             where,
             config=config,
