@@ -186,7 +186,8 @@ def test_a_command_for_one_process_that_is_started_in_several(refused, monkeypat
 
 def test_a_signal_or_ctrl_c_leaves_nothing(refused, monkeypatch):
     monkeypatch.setattr(Task, "start", lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    assert refused("evaluate IMAGE", code=143) == "hamu evaluate: interrupted\n"
+    line = "hamu evaluate: interrupted by SIGTERM; what it had not saved is lost\n"
+    assert refused("evaluate IMAGE", code=143) == line
 
     def broken_off(argv, screen):
         raise KeyboardInterrupt

@@ -7,6 +7,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -180,7 +181,8 @@ def _run_loaded(command: str, argv: list[str], screen: Screen, run: _Run | None)
 
 def _at_once(number: int, frame: FrameType | None) -> None:
     """Leave, whatever is under way; nothing half written is ever taken for whole."""
-    raise Interrupted("interrupted", number)
+    name = signal.Signals(number).name
+    raise Interrupted(f"interrupted by {name}; what it had not saved is lost", number)
 
 
 def _methods(argv: list[str], screen: Screen) -> None:

@@ -286,7 +286,10 @@ def _config_to_resume(command: str, options: Mapping[str, Any]) -> Path:
     """The config.yaml of the run to resume."""
     folder = Path(options.get("output_dir", f"runs/{command}"))
     if not (folder / CONFIG).is_file():
-        raise HamuError(f"there is no run to resume in {folder}: it has no {CONFIG}")
+        raise HamuError(
+            f"there is no run to resume in {folder}: it has no {CONFIG}; "
+            f"leave --resume out to begin one"
+        )
     inputs = read_inputs(folder) if (folder / INPUTS).is_file() else {}
     for other, of_it in READS.items():
         if other != command and of_it in inputs:
