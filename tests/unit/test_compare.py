@@ -102,7 +102,7 @@ def test_at_a_level_rows_are_ranked_by_the_gain_there_and_only_the_best_settings
     assert [one["method"] for one in found.shown] == ["ga", "gdiff"]
     page = markdown_page(found)
     for said in ("| gain there | step there | test acc there |", "| -0.25 | 3.5 | 75.0% |",
-                 "there: where the forget loss is 7, by interpolation; the gain is -ΔL\\_r",
+                 "there: where the forget loss is 7, by interpolation, or more after a jump; the gain is -ΔL\\_r",
                  "never there: ft, kl"):  # fmt: skip
         assert said in page
     assert len(found.summary()["runs"]) == 5, "comparison.json has all of them"

@@ -159,7 +159,7 @@ def draw_trajectories(
     legend: bool = True,
     styles: Mapping[str, tuple[str, str]] | None = None,
 ) -> None:
-    """Draw every run (method, points) in its method's colour, the first bold and in the legend.
+    """Draw every run (method, points) in its method's colour, the first opaque and in the legend.
 
     `ends` are the gains of the models saved, ringed unless a run's last point; `styles` are those
     of `styles_of`.

@@ -143,7 +143,7 @@ _INFERENCE = (
     "Membership inference: 0.5 is ideal; it needs test data never trained on, of images five of "
     "the classes forgotten."
 )
-_PRIVLEAK = " PrivLeak: 0 is ideal; it needs both models' inference."
+_PRIVLEAK = " PrivLeak: 0 is ideal; it needs the AUC of both models, the retain model's below 1."
 
 
 def report_table(reports: Mapping[str, Report], record: Mapping[str, Any] | None = None) -> Table:
@@ -349,11 +349,11 @@ def remarks(comparison: Comparison) -> list[str]:
     origin = f"({reference.forget:g}, {reference.retain:.4g})"
     lines += [CAPTION, f"hypervolume over {origin}: {found}"]
     if (level := comparison.level) is not None:
-        other = "-ΔL_r" if level.side == "forget" else "ΔL_f"
+        other, beyond = ("-ΔL_r", "more") if level.side == "forget" else ("ΔL_f", "less")
         lines.append(
-            f"there: where the {level.side} loss is {level.loss:g}, by interpolation; the gain is "
-            f"{other}. relearned: share of forgotten images recognised, or loss of forgotten "
-            f"texts, after the attack {attacks.RELEARN_RETAIN}"
+            f"there: where the {level.side} loss is {level.loss:g}, by interpolation, or {beyond} "
+            f"after a jump; the gain is {other}. relearned: share of forgotten images recognised, "
+            f"or loss of forgotten texts, after the attack {attacks.RELEARN_RETAIN}"
         )
         never = {row["method"] for row in comparison.rows} - comparison.best_settings().keys()
         lines += [f"never there: {', '.join(sorted(never))}"] * bool(never)
