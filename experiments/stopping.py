@@ -4,7 +4,7 @@
 
 A model unlearns by HAMU-Q with the criterion off, once for each problem, batch size and seed; both sides are drawn
 without replacement, pass by pass, as the trainer does. The learning rate of batches below 64 is proportional to their
-size (linear scaling, Goyal et al. 2017); `--same_rate` keeps that of 64. Every step records the headroom of its batches
+size (linear scaling, Goyal et al. 2017); Every step records the headroom of its batches
 and of the `Population`; every few steps the headroom of all data, which defines the right step to stop. `judge` replays
 the criterion on these records.
 """
@@ -281,7 +281,6 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tofu_dir", help="folder with full.json, forget10.json, ... of TOFU")
     parser.add_argument("--constraint", type=float, default=0.5, help="share of what steps allow")
     parser.add_argument("--demand", action="store_true", help="measure weights of all data instead")
-    parser.add_argument("--same_rate", action="store_true", help="for all batch sizes")
     parser.add_argument("--seeds", type=int, nargs="+", default=(2, 3, 4, 5, 12, 13))
     parser.add_argument("--sizes", type=int, nargs="+", default=BATCH_SIZES)
     parser.add_argument("--work_dir", type=Path, default=Path("runs/stopping"))
@@ -299,7 +298,7 @@ def main(argv: list[str]) -> None:
             path = options.work_dir / f"{name}-{size}-{seed}{suffix}.json"
             if not path.exists():
                 sides.model.load_state_dict(start)
-                scale = 1.0 if options.same_rate else min(1.0, size / SCALED_BELOW)
+                scale = min(1.0, size / SCALED_BELOW)
                 run = record(sides, method, size, rate, scale, seed)
                 path.write_text(json.dumps(run))
                 print(path.stem, stops(run), flush=True)
@@ -308,8 +307,7 @@ def main(argv: list[str]) -> None:
 
 
 def _suffix(options: argparse.Namespace) -> str:
-    demanded = "" if options.constraint == 0.5 else f"-{options.constraint:g}"
-    return demanded + ("-same-rate" if options.same_rate else "")
+    return "" if options.constraint == 0.5 else f"-{options.constraint:g}"
 
 
 def table(options: argparse.Namespace) -> None:
