@@ -123,7 +123,9 @@ def by_default(problem: Problem, work: Path, level: float, effort: Effort) -> di
                 *effort.further, "--output_dir", str(folder), "--overwrite")  # fmt: skip
             run("attack", *what, "--model", str(folder / "model"), *ATTACK, "--seed", str(seed), "--output_dir", str(folder / "attack"))  # fmt: skip
         found = json.loads((folder / "evaluation.json").read_text())
-        row = figures_at(found["trajectory"], Level("forget", level))
+        entries = found["trajectory"]  # of a run that misses its goal the last is an earlier state
+        entries = entries if found["goal"]["reached"] else entries[:-1]
+        row = figures_at(entries, Level("forget", level))
         if row["at_gain"] is None:
             return None
         after = {f"{side}_loss": found["after"][side]["loss"] for side in ("forget", "retain")}
