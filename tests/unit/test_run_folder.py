@@ -20,7 +20,7 @@ UNDER_WAY = "another run, or a process that a run left behind, is using"
 
 
 def names_in(folder):
-    return sorted(path.name for path in folder.iterdir() if path.name not in (".lock", MARK))
+    return sorted(path.name for path in folder.iterdir() if path.name not in (".hamu.lock", MARK))
 
 
 def fill(folder, contents):
@@ -126,10 +126,20 @@ def test_a_place_where_no_folder_can_be_is_refused(tmp_path):
     "left", [".comparison.json.x1_2abcd", ".inputs.json.x1_2abcd", ".comparison.png.tmp"]
 )
 def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, how, left):
-    fill(tmp_path / "out", {left: "{"})
+    fill(tmp_path / "out", {left: "{", MARK: ""})
     with RunFolder(tmp_path / "out", **how) as folder:
         folder.write_text("steps.jsonl", "")
     assert names_in(tmp_path / "out") == ["steps.jsonl"]
+
+
+@pytest.mark.parametrize("mine", [".lock", ".model.backup/a", ".config.yaml.swp", "runs/a/model/b"])
+def test_what_is_not_of_a_run_stays(begun, mine):
+    fill(begun, {mine: "mine"})
+    with pytest.raises(HamuError, match="which is not of a run"):
+        RunFolder(begun, overwrite=True)
+    with RunFolder(begun, resume=True) as folder:
+        folder.write_text("steps.jsonl", "")
+    assert (begun / mine).read_text() == "mine"
 
 
 def test_a_run_outlives_an_overwrite_until_there_is_a_file_to_put_in_its_place(begun):

@@ -30,17 +30,18 @@ READS = {"train": "training set", "unlearn": "forget set"}
 _LAST = {"train": EVALUATION, "unlearn": RECORD}
 MARK = ".hamu"
 _OTHER = "choose another --output_dir"
-_LOCK = ".lock"  # stays only where its process was killed
+_LOCK = ".hamu.lock"  # stays only where its process was killed
 _OF_COMPARISONS = (files.COMPARISON, *files.COMPARISON_TABLES, files.COMPARISON_PICTURE)
 _OF_RUNS = (
     *(MODEL, files.MERGED, CONFIG, INPUTS, files.STEPS, files.LAYERS, EVALUATION),
     *(RECORD, files.READABLE_RECORD, files.REPORT, files.ANSWERS_PAGE, files.ANSWERS),
     *(files.SUMMARY, files.TRAJECTORIES, files.ASSESSMENT, files.FRONTIER, files.OPEN_UNLEARNING),
     *(files.ATTACK, files.ATTACK_PICTURE, files.ATTACK_FOLDER),
-    *("runs", "tensorboard"),  # of tensorboard, as transformers names it
+    "tensorboard",
 )
 # What an interrupted write or removal has left, see `hamu.files`.
-_LEFT = (f".{CHECKPOINT}", *(f".{name}." for name in (*_OF_RUNS, *_OF_COMPARISONS)))
+_NAMES = "|".join(map(re.escape, (*_OF_RUNS, *_OF_COMPARISONS)))
+_LEFT = re.compile(rf"\.(({_NAMES})\.([a-z0-9_]{{8}}|removed|tmp)|{CHECKPOINT}[a-z0-9_.]+)")
 
 
 class RunFolder:
@@ -136,7 +137,7 @@ class RunFolder:
         Refuses a folder with others, which must stay.
         """
         found = [path for path in self._files() if path.name != MARK]
-        left = [path for path in found if path.name.startswith(_LEFT)]
+        left = [path for path in found if self.has(MARK) and _LEFT.fullmatch(path.name)]
         if self._resume or left == found:
             return left
         in_use = f"the output folder {self.path} is in use: it holds"
