@@ -8,6 +8,7 @@ import pytest
 import torch
 from run_files import read, run, write_rows
 
+from hamu import HamuError
 from hamu.data import read_text
 from hamu.models.language import (
     AdapterSettings,
@@ -19,6 +20,7 @@ from hamu.models.language import (
 from hamu.models.storage import save_model
 from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.jobs.tasks import TextTask
+from hamu.unlearning.run_folder import RunFolder
 
 DATA = "--data records.jsonl --forget_rows 0,1,2,3"
 FAST = "--max_steps 2 --constraint_mode relative --stopping off --learning_rate 0.5"
@@ -98,6 +100,20 @@ def test_a_merge_that_fails_costs_no_result(capsys, monkeypatch):
     assert "the adapter cannot be merged into its model: of another kind; what else" in printed
     assert read("run/evaluation.json")["after"]["forget"]["loss"]
     assert not Path("run/merged").exists()
+    assert run("verify run") == 0
+
+
+def test_a_disk_that_is_full_for_the_merged_model_costs_no_result(capsys, monkeypatch):
+    whole = RunFolder.save_model
+
+    def save(self, model, *beside, name="model"):
+        if name == "merged":
+            raise HamuError("merged cannot be written: no space left on device")
+        whole(self, model, *beside, name=name)
+
+    monkeypatch.setattr(RunFolder, "save_model", save)
+    assert run(f"{UNLEARN} --model original --lora --merge") == 2
+    assert "no space left on device" in capsys.readouterr().err
     assert run("verify run") == 0
 
 

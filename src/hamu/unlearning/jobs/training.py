@@ -268,8 +268,9 @@ def _save(task: Task, folder: RunFolder, model: Any, **card: Any) -> str:
     folder.save_model(model, *task.beside_model(), partial(write_model_card, **card))
     try:
         if task.run.merge and hasattr(model, "peft_config"):
-            folder.save_model(storage.merged(model), *task.beside_model(), name=MERGED)
-    except storage.CannotMerge as error:  # the adapter is saved and recorded all the same
+            beside = *task.beside_model(), partial(write_model_card, **card)
+            folder.save_model(storage.merged(model), *beside, name=MERGED)
+    except HamuError as error:  # the adapter is saved and recorded all the same
         return str(error)
     return ""
 
