@@ -59,7 +59,20 @@ def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path, 
     names = np.array(["cat", "dog"])
     named = to_npz(tmp_path / "b.npz", images=PIXELS, labels=LABELS, classes=names)
     assert (npz.classes, read_images(named).classes) == (("0", "1"), ("cat", "dog"))
+    for given in (np.array([3, 7]), np.array([b"3", b"7"])):
+        numbers = to_npz(tmp_path / "c.npz", images=PIXELS, labels=LABELS, classes=given)
+        assert read_images(numbers).classes == ("3", "7")
+    twice = to_npz(tmp_path / "d.npz", images=PIXELS, labels=LABELS, classes=["crane", "crane"])
+    with pytest.raises(HamuError, match="names two classes crane; give each a name of its own"):
+        read_images(twice)
     assert not cache.exists(), "no copy of the data is left in a cache"
+
+
+def test_images_below_their_class_are_not_left_out_without_a_word(folder):
+    (folder / "cat/young").mkdir()
+    shutil.copy(next((folder / "cat").glob("*.png")), folder / "cat/young/one.png")
+    with pytest.raises(HamuError, match=r"one\.png lies in a folder within its class"):
+        read_images(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,11 @@ def _digits(split: str) -> _Raw:
 def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
     with reading(f"{path} cannot be read as npz"), np.load(path, allow_pickle=False) as arrays:
         images, labels = (arrays[_column(arrays.files, role, columns, path)] for role in _COLUMNS)
-        classes = tuple(arrays[CLASSES].tolist()) if CLASSES in arrays.files else ()
+        given = arrays[CLASSES].tolist() if CLASSES in arrays.files else ()
+        classes = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in given)
+    if len({*classes}) < len(classes):
+        twice = next(name for name in classes if classes.count(name) > 1)
+        raise HamuError(f"{path} names two classes {twice}; give each a name of its own")
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise HamuError(
             f"the images in {path} have type {images.dtype} and shape {images.shape}; expected "
@@ -263,6 +267,13 @@ def _of_folder(path: Path, split: str) -> _Raw:
     pictures = _pictures(path / split) or _pictures(path)
     if not pictures:
         raise HamuError(f"{path} holds no images; expected one subfolder of images per class")
+    folder = pictures[0].parents[1]
+    for below in folder.glob("*/*/**/*"):
+        if below.suffix.lower() in _SUFFIXES and not _is_hidden(below.relative_to(folder)):
+            raise HamuError(
+                f"{below} lies in a folder within its class; put all images of a class beside each "
+                f"other"
+            )
     classes = sorted({picture.parent.name for picture in pictures})
     if all(map(str.isdecimal, classes)):
         classes.sort(key=int)  # 2 before 10
@@ -276,9 +287,13 @@ def _pictures(folder: Path) -> list[Path]:
     return [
         path
         for path in folder.glob("*/*")
-        if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
-        if path.is_file() and not path.parent.name.startswith((".", "__MACOSX"))
+        if path.suffix.lower() in _SUFFIXES and not _is_hidden(path.relative_to(folder))
+        if path.is_file()
     ]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "__MACOSX")) for part in path.parts)
 
 
 def _decoded(
