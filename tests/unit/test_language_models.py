@@ -143,6 +143,23 @@ def test_the_tokenizer_of_an_adapter_lies_beside_it_or_beside_its_base(monkeypat
         load_tokenizer("hub:owner/adapter")
 
 
+def test_a_damaged_tokenizer_of_an_adapter_is_not_replaced_by_its_bases(
+    monkeypatch, tmp_path, tokenizer
+):
+    tokenizer.save_pretrained(tmp_path / "base")
+    base = {"base_model_name_or_path": str(tmp_path / "base")}
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (tmp_path / "base/config.json").write_text("{}")
+    monkeypatch.setattr(
+        "hamu.models.language.saved_adapter", lambda one: base if one == str(adapter) else None
+    )
+    assert load_tokenizer(str(adapter))
+    (adapter / "tokenizer.json").write_text("{")
+    with pytest.raises(HamuError, match=r"the tokenizer of .*adapter cannot be loaded"):
+        load_tokenizer(str(adapter))
+
+
 def test_a_model_that_cannot_read_the_records(data):
     small, broken = llama(), llama()
     small.resize_token_embeddings(30)

@@ -319,3 +319,9 @@ def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
             f"the model names its classes {', '.join(order[:4])}, ..., the data "
             f"{', '.join(theirs[:4])}, ...; name and order both alike (upper and lower case count)"
         )
+    numbers = [*map(str, range(len(theirs)))]
+    if unnamed and len(theirs) != len(ours) and list(theirs) != numbers:
+        raise HamuError(
+            f"the model has {len(ours)} classes without names, the data have {len(theirs)}; name "
+            f"the model's in id2label, or give data of all classes"
+        )

@@ -46,6 +46,7 @@ TINY = "tiny-llama"
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 FOUR_BIT = "4bit"  # NF4 (Dettmers et al. 2023), for a base whose adapter is trained
 _END, _PAD = "<|end|>", "<|pad|>"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _ALL_LINEAR = "all-linear"  # PEFT's word, which stands alone
 
 
@@ -105,7 +106,7 @@ def load_tokenizer(
             tokenizer("Does it work?")
     except HamuError:
         base = base_of(source, base_model)
-        if base in (None, source):
+        if base in (None, source) or any((Path(source) / one).is_file() for one in _TOKENIZERS):
             raise
         return load_tokenizer(str(base), base, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token is None:
