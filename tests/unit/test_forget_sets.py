@@ -1,6 +1,7 @@
 """Choosing what to forget: App. E.1 to the letter, and every way to get it wrong."""
 
 from dataclasses import replace
+from unicodedata import normalize
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hamu.data import (
     forget_class,
     forget_data,
     forget_rows,
+    matching,
     parse_rows,
     subset,
 )
@@ -50,6 +52,18 @@ def test_rho_one_draws_from_all_classes_alike_by_the_seed(train):
     assert (torch.bincount(labels) / len(labels) - 1 / 3).abs().max() < 0.05
     assert torch.equal(forget_class(train, None, 0, 1.0, seed=1).forget.rows, draws[1].rows)
     assert not torch.equal(draws[1].rows, draws[2].rows)
+
+
+def test_a_record_is_found_in_every_form_of_its_letters():
+    names = [normalize("NFC", "José"), normalize("NFD", "José"), "Ana"]
+    records = [TextRecord(f"Who is {name}?", f" {name}.", {"who": name}) for name in names]
+    spaced = replace(records[0], answer=f"{records[0].answer} ")
+    train = TextRecords((*records, spaced), "here", torch.arange(4))
+    problem = forget_data(train, None, train.select([0]))
+    assert problem.retain.rows.tolist() == [2]
+    for form in ("NFC", "NFD"):
+        assert matching(train, normalize(form, "who=José")) == [0, 1, 3]
+        assert matching(train, normalize(form, "who~sé$")) == [0, 1, 3]
 
 
 def test_a_second_data_set_takes_its_twins_out_of_the_retain_set(train):

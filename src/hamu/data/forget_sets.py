@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -160,6 +161,7 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
         ways = "COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX"
         raise HamuError(f"the filter {expression!r} cannot be read; write {ways}")
     column, operator, value = parsed.groups()
+    value = unicodedata.normalize("NFC", value)
     with reading(f"{value!r} in the filter is not a regular expression"):
         pattern = re.compile(value if operator == "~" else re.escape(value))
     matches = pattern.search if operator == "~" else pattern.fullmatch
@@ -170,7 +172,8 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
             raise HamuError(f"{row} has no column {column}; it has {column_names(record.fields)}")
         cell = record.fields[column]
         is_word = cell is None or isinstance(cell, bool)
-        written = [str(cell), json.dumps(cell)] if is_word else [str(cell)]
+        text = unicodedata.normalize("NFC", str(cell))
+        written = [text, json.dumps(cell)] if is_word else [text]
         if any(map(matches, written)) != (operator == "!="):
             chosen.append(position)
     return chosen

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -73,6 +74,11 @@ class TextRecord:
         return replace(self, answer=lead + answer, messages=(*self.messages[:-1], *last))
 
 
+def normal(text: str) -> str:
+    """Text in Unicode's normal form C, without spaces around it."""
+    return unicodedata.normalize("NFC", text).strip()
+
+
 @dataclass(frozen=True, eq=False)
 class TextRecords:
     """Records as they were read, before a tokenizer is known.
@@ -101,8 +107,12 @@ class TextRecords:
         return other
 
     def digests(self) -> list[bytes]:
-        """Digest each record's prompt and answer; equal records have equal digests."""
-        texts = (f"{len(r.prompt)} {r.prompt}{r.answer}" for r in self.records)
+        """Digest each record's prompt and answer; equal records have equal digests.
+
+        Unicode's forms of a letter are equal, and spaces around a text count nothing.
+        """
+        pairs = ((normal(r.prompt), normal(r.answer)) for r in self.records)
+        texts = (f"{len(prompt)} {prompt}{answer}" for prompt, answer in pairs)
         return [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
 
     def answering(self, column: str) -> TextRecords:

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hamu.data import ImageData, TextData, TextRecords
+from hamu.data.text import normal
 from hamu.errors import HamuError, first_line
 from hamu.files import INPUTS, is_of_hub, parse_json
 from hamu.models.storage import folder_of, weight_files
@@ -85,7 +86,7 @@ def row_digests(data: ImageData | TextRecords | TextData) -> list[str]:
 def _normal(value: Any) -> Any:
     """Make JSON of a value: dates in ISO 8601, bytes in hexadecimal, others as printed."""
     if isinstance(value, str):
-        return unicodedata.normalize("NFC", value).strip()
+        return normal(value)
     if isinstance(value, Mapping):
         return {unicodedata.normalize("NFC", str(key)): _normal(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
