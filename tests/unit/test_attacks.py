@@ -235,6 +235,18 @@ def test_the_verdict_follows_its_rule(kind, curves, expected):
     assert sentence(result).startswith(heads.get(expected, "Whether it lasts is open"))
 
 
+def test_a_text_lasts_if_it_lasts_at_each_step():
+    """At 20 steps its loss is above the retrained one, at 40 it is not."""
+    losses = {"unlearned": (8, 4.1, 3.0), "retrained": (4, 4.0, 3.3), "original": (1, 1, 1)}
+    curves = {
+        role: Outcome((0, 20, 40), {"loss": tuple((float(one),) for one in of)})
+        for role, of in losses.items()
+    }
+    result = AttackResult("text", {"relearn-retain": curves})
+    assert lasts(result) is False
+    assert sentence(result).startswith("It does not last: 40 steps")
+
+
 def test_the_verdict_names_what_comes_back():
     images = result_of("image", unlearned=(0.0, 0.94), retrained=(0.0, 0.0))
     assert "from 0% to 94% (a model retrained without them: 0%)" in sentence(images)

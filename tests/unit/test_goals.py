@@ -103,6 +103,18 @@ def test_erased_means_that_no_record_is_recognised():
         Goal("erased").standing(texts([1.0]))
 
 
+def test_a_model_that_predicts_nothing_has_erased_nothing():
+    logits = torch.tensor([[math.nan, 0.0], [0.0, 9.0]])
+    found = Goal("erased").standing(Predictions(logits, torch.tensor([0, 0])))
+    assert found.forgotten.tolist() == [False, True]
+
+
+def test_a_model_as_sure_as_the_retrained_one_has_forgotten():
+    sure = Predictions(torch.tensor([[40.0, 0.0, 0.0]] * 2).double(), torch.zeros(2).long())
+    goal = Goal("retrained").against(None, {"forget": sure})
+    assert goal.standing(sure).forgotten.tolist() == [True, True]
+
+
 def test_a_loss_is_reached_by_each_record_and_aimed_at_a_little_beyond():
     found = Goal("loss", loss=2.0).standing(texts([1.99, 2.01, 50.0]))
     assert found.forgotten.tolist() == [False, True, True]

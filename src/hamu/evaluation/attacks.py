@@ -200,16 +200,15 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         return None, "the model remembers the forget set as well as the original does", 0
 
     def excess(steps: int) -> float:
-        theirs = _given_back(result, RETRAINED, steps) if retrained else 0.0
-        return _given_back(result, UNLEARNED, steps) - theirs
+        back = _given_back(result, UNLEARNED, steps)
+        if retrained is None:
+            return back if is_text else (back - start) / forgotten
+        if is_text and ours.mean("loss", steps) >= retrained.mean("loss", steps):
+            return 0.0
+        return back - _given_back(result, RETRAINED, steps)
 
     worst = max((steps for steps in _JUDGED if steps in ours.at), key=excess)
-    back = excess(worst)
-    if retrained is None:
-        back = back if is_text else (back - start) / forgotten
-    elif is_text and ours.mean("loss", worst) >= retrained.mean("loss", worst):
-        back = 0.0
-    return back <= _MARGIN, "", worst
+    return excess(worst) <= _MARGIN + 1e-9, "", worst
 
 
 def sentence(result: AttackResult) -> str:

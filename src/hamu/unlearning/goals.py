@@ -33,9 +33,10 @@ NOTHING_TELLS = (
     "--retain_model, or --target_forget_loss"
 )
 _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
+_LEAST = 1e-12  # loss, whose log-odds are finite
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
 _MEANINGS = {
-    "unseen": "their losses are distributed as those of records never trained on, as far as "
+    "unseen": "their losses are at least as high as those of records never trained on, as far as "
     "chance (5 %) lets that be told",
     "retrained": "each has at least the loss that it has under the retain model, to 0.1 in "
     "log-odds",
@@ -143,7 +144,7 @@ class Standing:
         return not bool(self.losses.isnan().any()) and math.isfinite(self.retain_loss)
 
     def _gap(self, wanted: Tensor) -> Tensor:
-        gap = log_odds(wanted) - log_odds(self.losses.clamp(min=1e-12))
+        gap = log_odds(wanted) - log_odds(self.losses.clamp(min=_LEAST))
         return gap.masked_fill(self.forgotten, -math.inf)
 
     def figures(self) -> dict[str, Any]:
@@ -201,9 +202,9 @@ class Goal:
         """
         losses = record_losses(forget)
         targets = self._targets(forget, losses)
-        forgotten = losses >= targets.least
+        forgotten = losses.clamp(min=_LEAST) >= targets.least
         if self.kind == "erased" and isinstance(forget, Predictions):
-            forgotten = ~forget.correct
+            forgotten = ~forget.correct & ~losses.isnan()
         return Standing(losses, targets, forgotten, retain_loss)
 
     def figures(self, after: Standing, **more: Any) -> dict[str, Any]:
@@ -226,7 +227,7 @@ class Goal:
         assert self.reference is not None
         if self.kind == "unseen":
             return _unseen(forget, self.reference)
-        aim = record_losses(self.reference).clamp(min=1e-12)
+        aim = record_losses(self.reference).clamp(min=_LEAST)
         if len(aim) != len(losses):
             raise HamuError(
                 f"the retain model predicts {len(aim)} forget records, the model {len(losses)}; "
