@@ -61,7 +61,8 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     assert (code, err) == (0, "")
     assert "forget 131 images (class 3), retain 1307; 3 runs, 0 of them finished before" in out
     runs.mkdir()
-    (runs / ".comparison.json.abcdefgh").write_text("{")  # killed in its first write
+    for name in (".hamu", ".comparison.json.abcdefgh"):  # killed in its first write
+        (runs / name).touch()
     assert compare("--methods", "gdiff", "--max_steps", 1)[0] == 0
     shutil.rmtree(runs / NAMES[2])
     assert len([*runs.glob("comparison.*")]) == 5
