@@ -4,7 +4,7 @@
 
 A model unlearns by HAMU-Q with the criterion off, once for each problem, batch size and seed; both sides are drawn
 without replacement, pass by pass, as the trainer does. The learning rate of batches below 64 is proportional to their
-size (linear scaling, Goyal et al. 2017); Every step records the headroom of its batches
+size (linear scaling, Goyal et al. 2017). Every step records the headroom of its batches
 and of the `Population`; every few steps the headroom of all data, which defines the right step to stop. `judge` replays
 the criterion on these records.
 """

@@ -67,7 +67,7 @@ class GoalRun:
 
     @property
     def stop(self) -> StopReason:
-        """Why the run has ended, `ALL_DONE` if nothing has ended it."""
+        """Reason for the end of the run, `ALL_DONE` if nothing has ended it."""
         return self._trainer.stop
 
     def stand(self) -> Standing:

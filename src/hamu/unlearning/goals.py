@@ -171,7 +171,7 @@ class Goal:
     """Meaning of forgotten in a run.
 
     Args:
-        kind: "unseen": the losses of the forget records are distributed as those of records never
+        kind: "unseen": the losses of the forget records are at least those of records never
             trained on, class by class for images: the i-th smallest of n reaches the i-th smallest
             of n such records, as far as chance (5 %) lets that be told. "retrained": each record
             has the loss that it has under a retain model, to 0.1 in log-odds. "erased": no record
