@@ -243,14 +243,21 @@ def test_nothing_of_a_step_that_was_broken_off_enters_another_run(model, trainer
     settings = {"gradient_accumulation_steps": 3, "max_steps": 2, "max_retain_loss": 1e9}
     settings |= {"per_device_train_batch_size": 64, "logging_steps": 1}
     fresh = trainer_of(copy.deepcopy(model), **settings)
-    fresh.train()
     broken = trainer_of(model, **settings, callbacks=[Stop("on_substep_end")])
+    judged = [[], []]  # records that the early ends have seen, by step
+    for seen, trainer in zip(judged, (fresh, broken), strict=True):
+        early, end = trainer._early_ends, trainer._early_ends.end
+        early.end = lambda early=early, end=end, seen=seen: (
+            seen.append(early._sums["retain"][1].item()) or end()
+        )
+    fresh.train()
     broken.train()
     assert broken.state.global_step == 0
     broken.train()
     assert torch.equal(weights(model), weights(fresh.model))
     losses = [[one["retain_loss"] for one in lines(run)] for run in (fresh, broken)]
     assert losses[0] == losses[1]
+    assert judged[0] == judged[1]
 
 
 def test_only_the_last_steps_stay_in_memory(model, trained, monkeypatch):
