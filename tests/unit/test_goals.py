@@ -14,6 +14,7 @@ from hamu.unlearning.goals import (
     Standing,
     Targets,
     choose_goal,
+    forgotten_words,
     goal_lines,
     goal_report,
     has_share,
@@ -54,6 +55,27 @@ def test_records_drawn_as_the_unseen_ones_reach_their_targets_as_often_as_the_le
     for name, share in (("forgotten", 0.95), ("too_high", 0.05)):
         records = torch.cat([getattr(one, name) for one in found]).double()
         assert records.mean().item() == pytest.approx(share, abs=0.03)
+
+
+@pytest.mark.parametrize(("number", "among"), [(100, 100), (400, 50), (40, 40)])
+def test_a_small_sample_of_unseen_records_makes_the_goal_no_harder_for_an_ideal_model(
+    number, among
+):
+    generator = torch.Generator().manual_seed(number)
+    found = [
+        unseen(drawn(among, generator)).standing(texts(drawn(number, generator)))
+        for _ in range(150)
+    ]
+    for name, share in (("forgotten", 0.95), ("too_high", 0.05)):
+        records = torch.cat([getattr(one, name) for one in found]).double()
+        assert records.mean().item() == pytest.approx(share, abs=0.02)
+
+
+def test_no_record_is_forgotten_below_all_unseen_losses_however_few_there_are():
+    for among in (1, 3, 20):
+        found = unseen(torch.linspace(1, 2, among)).standing(texts([0.9] * 20))
+        assert (found.count, found.targets.least.min().item()) == (0, 1.0)
+        assert found.targets.most.max().item() == (1.0 if among == 1 else 2.0)
 
 
 def test_the_targets_of_unseen_follow_the_order_of_the_records_not_their_places():
@@ -192,6 +214,21 @@ def test_unseen_compares_with_the_original_model_where_there_is_one():
         found = goal_report(Goal("unseen"), own, original=original, retain_model=None)
         assert (found["after"]["forgotten"], found["reached"]) == (forgotten, forgotten == 2)
         assert f"compared with {by}" in goal_lines(found)[0]
+
+
+def test_records_that_stand_out_above_the_unseen_ones_are_named_if_chance_does_not_explain_them():
+    unseen_ones = {"test": images(torch.linspace(1, 2, 100)), "forget": images([1.5] * 20)}
+    for high, words in (
+        (1, "goal unseen"),
+        (2, "goal unseen, 2 of them with losses that stand out"),
+    ):
+        own = unseen_ones | {
+            "forget": images([*torch.linspace(1, 2, 20).tolist()[:-high], *[9.0] * high])
+        }
+        found = goal_report(Goal("unseen"), own, original=unseen_ones, retain_model=None)
+        assert found["after"]["too_high"] == high
+        assert words in forgotten_words(found)
+        assert ("stand out" in forgotten_words(found)) == (high == 2)
 
 
 def test_a_report_counts_records_and_the_record_of_a_run_leaves_out_their_places():

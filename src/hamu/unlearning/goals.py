@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import torch
-from scipy.stats import beta
+from scipy.stats import betabinom
 from torch import Tensor
 
 from hamu.core.objectives import log_odds, loss_at
@@ -237,7 +238,7 @@ class Goal:
 
 
 def _unseen(forget: AnyPredictions, unseen: AnyPredictions) -> Targets:
-    """Targets by rank: the level of the i-th smallest of n is distributed as Beta(i, n + 1 - i).
+    """Targets by rank, see `_bands`.
 
     Images are compared within their class, or with all unseen images where it has none.
     """
@@ -246,16 +247,28 @@ def _unseen(forget: AnyPredictions, unseen: AnyPredictions) -> Targets:
         ours, theirs = forget.labels, unseen.labels
     else:
         ours, theirs = torch.zeros(len(losses)), torch.zeros(len(others))
-    columns = [torch.empty_like(losses) for _ in range(3)]
+    targets = losses.new_empty(3, len(losses))
     for label in sorted(set(ours.tolist())):
         members, among = (ours == label).nonzero().flatten(), others[theirs == label]
         among = among if len(among) else others
-        n = len(members)
-        rank = losses[members].argsort(stable=True).argsort().double().numpy() + 1
-        for column, q in zip(columns, (LEVEL, 0.5, 1 - LEVEL), strict=True):
-            level = torch.from_numpy(beta.ppf(q, rank, n + 1 - rank))
-            column[members] = torch.quantile(among, level.clamp(0, 1))
-    return Targets(*columns)
+        ranks = losses[members].argsort(stable=True).argsort()
+        bands = _bands(len(members), len(among))[:, ranks]
+        targets[:, members] = among.sort().values.clamp(min=_LEAST)[bands]
+    return Targets(*targets)
+
+
+@cache
+def _bands(number: int, unseen: int) -> Tensor:
+    """Positions of least, aim and most among the sorted unseen losses, by rank, [3, n].
+
+    If n forget records and m unseen ones are drawn alike, the number of unseen losses below the
+    i-th smallest of the n is BetaBinomial(m; i, n + 1 - i): the i-th lies below `least` and above
+    `most` with a probability of at most 5 %, unless that is the smallest or largest of all m.
+    """
+    rank = torch.arange(1, number + 1).numpy()
+    below = [betabinom.ppf(q, unseen, rank, number + 1 - rank) for q in (LEVEL, 0.5)]
+    least, aim = torch.from_numpy(np.stack(below)).long().clamp(min=1) - 1
+    return torch.stack([least, aim, unseen - 1 - least.flip(0)])
 
 
 def record_losses(predictions: AnyPredictions) -> Tensor:
@@ -340,9 +353,13 @@ def meaning(goal: Mapping[str, Any]) -> str:
 
 def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
     """Count in a few words: "19 of 20 records are forgotten by the goal unseen"."""
-    count, records = goal[role]["forgotten"], goal[role]["records"]
+    count, records, high = (goal[role][name] for name in ("forgotten", "records", "too_high"))
     are = "is" if count == 1 else "are"
-    return f"{count:,} of {records:,} records {are} forgotten by the goal {goal_name(goal)}"
+    beyond = f", {high:,} of them with losses that stand out above it"
+    return (
+        f"{count:,} of {records:,} records {are} forgotten by the goal {goal_name(goal)}"
+        f"{beyond if high > LEVEL * records else ''}"  # unseen records do as often by chance
+    )
 
 
 def has_share(goal: Mapping[str, Any]) -> bool:
