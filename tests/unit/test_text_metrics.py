@@ -31,7 +31,7 @@ from hamu.evaluation.answers import normalized_probabilities, truth_ratio_scores
 from hamu.evaluation.membership import gradient_scores, membership_scores
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.tables import further_table
-from hamu.unlearning.jobs.tasks import scored_texts
+from hamu.unlearning.jobs.tasks import cut_texts, scored_texts
 
 NAMES = ["Ada", "Bruno", "Cecilia Ann", "Dmitri", "Edda of the long name"]
 NAMES += ["Farouk", "Greta", "Hugo"]
@@ -188,6 +188,14 @@ def test_figures_of_records_follow_their_definitions():
     one = texts([TextRecord("Question: Who?\nAnswer:", " Ada.", {})])
     assert scored_texts(one, "answer") == ["Ada."], "what zlib compresses"
     assert scored_texts(one, "all") == ["Question: Who?\nAnswer: Ada."]
+
+
+def test_a_text_is_cut_where_its_predictions_end(tokenizer):
+    whole = "Ada wrote it in 1843."
+    ids = tokenizer(whole)["input_ids"]
+    found = cut_texts([whole] * 3, tokenizer, [len(ids), len(ids) + 1, 3])
+    assert found == [whole, whole, tokenizer.decode(ids[:3])]
+    assert len(found[2]) < len(whole)
 
 
 def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):

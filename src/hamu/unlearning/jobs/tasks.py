@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -527,10 +527,12 @@ class TextTask(Task):
         return replace(fitted, forget=replace(fitted.forget, alternatives=encoded))
 
     def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
-        texts = {
-            name: scored_texts(self.some_records(data, self.limit(name)), self.data.loss_on)
-            for name, data in problem.sets().items()
-        }
+        sets = {name: data for name, data in problem.sets().items() if name != "retain"}
+        texts = {}
+        for name, data in sets.items():
+            measured, most = self.some_records(data, self.limit(name)), predictions[name].lengths
+            whole = scored_texts(measured, self.data.loss_on)
+            texts[name] = cut_texts(whole, self.tokenizer, most.tolist())
         report = text_report(predictions, texts=texts, reference=reference)
         if reference is not None:
             report["retain_model"] = text_report(reference, texts=texts)
@@ -569,6 +571,15 @@ def privleak_of(report: Mapping[str, Any]) -> float | None:
 def scored_texts(data: TextRecords, loss_on: str) -> list[str]:
     """The part of each record that the loss is taken of: its answer, or all of it."""
     return [((r.prompt if loss_on == "all" else "") + r.answer).strip() for r in data.records]
+
+
+def cut_texts(texts: Sequence[str], tokenizer: Any, lengths: Sequence[int]) -> list[str]:
+    """At most so many tokens of each text."""
+    tokens = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return [
+        text if len(ids) <= most else tokenizer.decode(ids[:most])
+        for text, ids, most in zip(texts, tokens, lengths, strict=True)
+    ]
 
 
 def _in_order(value: Any) -> Any:
