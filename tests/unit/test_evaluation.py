@@ -108,6 +108,11 @@ def test_membership_inference_is_compared_with_that_of_the_retain_model():
     broken = others | {"forget": Predictions(forget.logits * math.nan, forget.labels)}
     report = classifier_report(sets, CLASSES, reference=broken)
     assert set(report["retain_model"].values()) == {None}
+    assert report["against_retain_model"]["forget"]["agreement"] == 0.0, (
+        "though both have NaN first"
+    )
+    report = classifier_report(broken, CLASSES, reference=broken)
+    assert report["against_retain_model"]["forget"]["agreement"] == 0.0
     report = classifier_report(broken, CLASSES)
     assert further_table({"after": report}).rows[0] == ["membership AUC", "not measured"]
     assert "retain_model" not in report

@@ -99,6 +99,7 @@ def _against(ours: Predictions, reference: Predictions) -> dict[str, Tensor]:
         )
     log_p = (ours.log_probabilities, reference.log_probabilities)
     agree = ours.logits.argmax(-1) == reference.logits.argmax(-1)
+    agree &= ~(ours.logits + reference.logits).isnan().any(-1)  # its place is that of the NaN
     return {
         "loss_difference": ours.losses - reference.losses,
         "accuracy_difference": ours.correct.double() - reference.correct.double(),
@@ -136,7 +137,7 @@ def text_report(
 
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
-        texts: by set, the scored text of each record, for the attack zlib.
+        texts: of the sets forget and test, the scored text of each record, for the attack zlib.
         reference: predictions of a retain model for the same sets, for the reference attack.
     """
     report: dict[str, Any] = {}
