@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from hamu import HamuError
 from hamu.data import ImageData, TextCollator, encode, read_text
@@ -23,6 +24,7 @@ from hamu.evaluation import (
 )
 from hamu.evaluation.attacks import (
     Outcome,
+    _after,
     _Attacker,
     check_can_quantize,
     leak_at_k,
@@ -185,6 +187,29 @@ def test_samples_differ_from_each_other_and_are_repeated_by_their_seed(texts):
         assert len(prefilled(model, data, data.forget, words)) == len(data.forget)
 
 
+def test_answers_begin_behind_the_prompt_where_the_loss_is_of_all_and_words_are_counted_anywhere(
+    texts,
+):
+    model, data = texts
+    settings = AttackSettings("prefill,sample", attack_samples=2, attack_answers=3)
+    whole = encode(data.forget.texts, data.tokenizer, loss_on="all")
+    found = [attack(model, replace(data, forget=one), settings) for one in (data.forget, whole)]
+    assert found[0].outcomes == found[1].outcomes
+    texts = ["eins zwei drei vier", "我们都在这里住着"]
+    tokenizer = new_tokenizer(["no merges"], 260)
+    for text, start in zip(texts, ("eins zwei", "我们"), strict=True):
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+        given = tokenizer.decode(tokens[: _after(tokenizer, tokens, 0, 2)])
+        assert given.rstrip(" \ufffd") == start  # maybe with the first bytes of the next character
+
+
+def test_a_batch_of_one_has_no_room_for_retain_and_forgotten_records():
+    with pytest.raises(HamuError, match="attack_batch_size 1 leaves relearn-few no room"):
+        AttackSettings(attack_batch_size=1).names("text")
+    assert AttackSettings("relearn-retain", attack_batch_size=1).names("text")
+    assert AttackSettings(attack_batch_size=1).names("image")
+
+
 def test_texts_are_attacked_in_all_ways_and_no_contents_are_kept(texts):
     model, data = texts
     names = "relearn-retain,relearn-few,relearn-unrelated,prefill,sample"
@@ -284,3 +309,30 @@ def test_rounded_weights_are_near_and_of_a_copy(classifier, texts, monkeypatch):
             assert changed
             assert all((rounded[n] - before[n]).norm() < near * before[n].norm() for n in changed)
         assert is_same(before, state_of(model))
+
+
+class MadeExperts(nn.Module):
+    """Experts as transformers stores them, in one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.down_proj = nn.Parameter(torch.randn(2, 8, 64))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_all_kinds_of_layers_are_rounded_by_output_channel(bits):
+    pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    transposed, linear, experts = Conv1D(16, 64), nn.Linear(64, 16, bias=False), MadeExperts()
+    transposed.weight.data[:, 3] *= 1000
+    linear.weight.data.copy_(transposed.weight.T)
+    rounded = quantized(nn.ModuleList([transposed, linear, experts]), bits)
+    assert torch.equal(rounded[0].weight, rounded[1].weight.T) or bits == 4
+    for ours, original in zip(rounded, (transposed, linear, experts), strict=True):
+        (new, old) = (next(one.parameters()).detach() for one in (ours, original))
+        assert 0 < (new - old).norm() < 0.2 * old.norm()
+    with pytest.raises(HamuError, match="has no linear or convolutional layer"):
+        quantized(nn.Embedding(3, 4), bits)
+    linear.weight = nn.Parameter(torch.zeros(512, 1, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(HamuError, match=r"\[512, 1\] is stored as torch.uint8"):
+        quantized(linear, bits)

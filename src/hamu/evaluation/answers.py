@@ -38,8 +38,8 @@ def generate_answers(
 ) -> list[str]:
     """Answer each prompt with the most likely token at every step, until an end token.
 
-    Neither the other prompts of a batch nor the right answers change an answer. Of the model's own
-    generation settings only its end tokens count.
+    Neither the other prompts of a batch nor the right answers change an answer, but drawn ones
+    depend on the batch size. Of the model's own generation settings only its end tokens count.
 
     Args:
         data: records encoded with loss_on="answer".
@@ -144,15 +144,19 @@ def rouge_l(answers: Sequence[str], references: Sequence[str], figure: str) -> T
     return torch.tensor(found, dtype=torch.float64)
 
 
+def words_of(text: str) -> list[str]:
+    """Words of letters and digits in any script; each character where there are no spaces."""
+    parts: list[str] = []
+    for word in re.findall(r"[^\W_]+", unicodedata.normalize("NFC", text).casefold()):
+        is_wide = any(unicodedata.east_asian_width(sign) in "WF" for sign in word)
+        parts += word if is_wide else [word]
+    return parts
+
+
 class _UnicodeWords:
     """Tokenizer for rouge-score."""
 
-    def tokenize(self, text: str) -> list[str]:
-        parts: list[str] = []
-        for word in re.findall(r"[^\W_]+", unicodedata.normalize("NFC", text).casefold()):
-            is_wide = any(unicodedata.east_asian_width(sign) in "WF" for sign in word)
-            parts += word if is_wide else [word]
-        return parts
+    tokenize = staticmethod(words_of)
 
 
 PARAPHRASED, PERTURBED = "paraphrased_answer", "perturbed_answer"

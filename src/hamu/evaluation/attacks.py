@@ -19,10 +19,10 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from hamu.core.forward import predict_logits
 from hamu.core.objectives import CrossEntropy, Scored
-from hamu.data import TextData
+from hamu.data import TextData, encode
 from hamu.data.forget_sets import draw_positions
 from hamu.errors import HamuError
-from hamu.evaluation.answers import generate_answers, rouge_l_recall
+from hamu.evaluation.answers import generate_answers, rouge_l_recall, words_of
 from hamu.evaluation.memorization import exact_memorization, extraction_strength
 from hamu.evaluation.predictions import predict, predict_tokens
 
@@ -105,7 +105,13 @@ class AttackSettings:
             if name not in _ATTACKS[kind]:
                 known = ", ".join(_ATTACKS[kind])
                 raise HamuError(f"attack {name!r} is not for {kind}s; choose from {known}")
-        return given or tuple(name for name in _ATTACKS[kind] if name in RELEARNING)
+        names = given or tuple(name for name in _ATTACKS[kind] if name in RELEARNING)
+        if kind == "text" and RELEARN_FEW in names and self.attack_batch_size == 1:
+            raise HamuError(
+                "attack_batch_size 1 leaves relearn-few no room for retain records beside the "
+                "forgotten ones; give at least 2"
+            )
+        return names
 
     def value(self, name: str, kind: Kind) -> int:
         """An option, or its default for such records."""
@@ -429,11 +435,14 @@ class _Attacker:
     def asked(self, name: str) -> Outcome:
         """Outcome of an attack that does not train."""
         data, settings, model = self.data, self.settings, self.model
-        records = _drawn(data.forget, settings.attack_answers, self.seed)
+        is_rounding = name == QUANTIZE
+        most = settings.value("attack_records", data.kind)
+        records = _drawn(data.forget, most if is_rounding else settings.attack_answers, self.seed)
+        if not is_rounding:  # answers begin behind the prompt, even where the loss is of all
+            records = encode(records.texts, data.tokenizer, max(map(len, records.tokens)))
         with _seeded(model, self.seed):
-            if name == QUANTIZE:
-                at, most = _BITS, settings.value("attack_records", data.kind)
-                records = _drawn(data.forget, most, self.seed)
+            if is_rounding:
+                at = _BITS
                 models = (quantized(model, bits) if bits else model for bits in at)
                 found = [data.measure(one, records) for one in models]
             elif name == PREFILL:
@@ -519,14 +528,16 @@ def leak_at_k(scores: list[Tensor], k: int) -> float:
 
 
 def _has_prompts(data: TextData) -> bool:
-    return all(start > 0 for start in data.scored_from)
+    return all(record.prompt or record.messages for record in data.texts.records)
 
 
 def _after(tokenizer: Any, tokens: list[int], start: int, words: int) -> int:
     """Position behind the first words of an answer, in front of its last token."""
     last = len(tokens) - (2 if tokens[-1] == tokenizer.eos_token_id else 1)
     end = start
-    while words and end < last and len(tokenizer.decode(tokens[start : end + 1]).split()) <= words:
+    while (
+        words and end < last and len(words_of(tokenizer.decode(tokens[start : end + 1]))) <= words
+    ):
         end += 1
     return min(end, max(start, last))
 
@@ -554,18 +565,18 @@ def check_can_quantize() -> Any:
 
 
 def quantized(model: nn.Module, bits: int) -> nn.Module:
-    """Copy a model with rounded linear and convolutional weights, except a language model's head.
+    """Copy a model with rounded weights of linear and convolutional layers, and of experts.
 
-    8 bits: a scale for each output channel, as LLM.int8() (Dettmers et al. 2022); 4 bits: NF4 in
-    blocks of 64 (Dettmers et al. 2023), as Dorna et al. 2025. Weights keep their dtype.
+    A language model's head keeps its weight. 8 bits: a scale for each output channel, as LLM.int8()
+    (Dettmers et al. 2022); 4 bits: NF4 in blocks of 64 (Dettmers et al. 2023), as Dorna et al.
+    2025. Weights keep their dtype.
+
+    Raises:
+        HamuError: if weights are stored in fewer bits already, or there is none to round.
     """
     functional, model = check_can_quantize(), deepcopy(model)
-    of_model: Any = getattr(model, "get_output_embeddings", lambda: None)
-    head = getattr(of_model(), "weight", None)
-    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.modules.conv._ConvNd)]
-    weights = {id(layer.weight): layer.weight for layer in layers if layer.weight is not head}
     with torch.no_grad():
-        for weight in weights.values():
+        for weight in _rounded_weights(model):
             if bits == 8:
                 values = functional.int8_vectorwise_quant(weight.flatten(1).half().contiguous())
                 found = functional.int8_vectorwise_dequant(*values[:2])
@@ -576,3 +587,28 @@ def quantized(model: nn.Module, bits: int) -> nn.Module:
                 found = functional.dequantize_4bit(*codes)
             weight.copy_(found.view_as(weight))
     return model
+
+
+def _rounded_weights(model: nn.Module) -> list[Tensor]:
+    """Each weight once, with the output channels first."""
+    of_model: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = getattr(of_model(), "weight", None)
+    found: dict[int, Tensor] = {}
+    for module in model.modules():
+        for key, weight in module.named_parameters(recurse=False):
+            is_layer = key == "weight" and isinstance(module, nn.Linear | nn.modules.conv._ConvNd)
+            is_transposed = key == "weight" and type(module).__name__ == "Conv1D"  # as in GPT-2
+            is_fused = weight.dim() == 3 and type(module).__name__.endswith("Experts")
+            if weight is head or not (is_layer or is_transposed or is_fused):
+                continue
+            if not weight.is_floating_point():
+                raise HamuError(
+                    f"a weight {[*weight.shape]} is stored as {weight.dtype}, which cannot be "
+                    f"rounded again; leave quantize or --load_in_4bit out"
+                )
+            rows = weight.flatten(0, 1) if is_fused else weight
+            found[id(weight)] = rows.T if is_transposed else rows
+    if not found:
+        kind = type(model).__name__
+        raise HamuError(f"{kind} has no linear or convolutional layer; leave quantize out")
+    return list(found.values())
