@@ -69,7 +69,7 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     with interrupted_at(NAMES[1], 1):
         code, _, err = compare(*GRID)
     assert code == 143
-    assert "interrupted by SIGTERM; 2 runs are not finished; the same command goes on with" in err
+    assert "interrupted by SIGTERM; 2 runs are not finished; the same command goes on" in err
     assert sorted(p.name for p in runs.iterdir() if p.is_dir()) == sorted(NAMES[:2])
     assert len([*runs.glob("comparison.*")]) == 1, "a table would be that of an earlier comparison"
     partial = read(runs / "comparison.json")

@@ -4,13 +4,17 @@ import csv
 import io
 import json
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from hamu.core.methods import HamuQ, Method, build_method, method_classes
 from hamu.evaluation.gains import Level
 from hamu.report.tables import (
+    Fitted,
     csv_table,
     escape_latex,
     escape_markdown,
@@ -60,6 +64,27 @@ def test_further_metrics_are_columns_of_files_with_means_over_seeds():
     assert "0.02 ± 0.0141" in page
     assert r"tpr\_at\_1\_fpr" in latex_page(found)
     assert name in csv_table(found.rows)
+
+
+def test_a_screen_shows_the_columns_that_it_has_room_for_whole():
+    figures = {
+        "test_accuracy": 0.5,
+        "retain_accuracy": 0.75,
+        "utility": -0.25,
+        "membership_auc": 0.5,
+    }
+    rows = [row(method, 1, **figures) for method in ("gdiff", "pcgrad-one-sided")]
+    for width in (40, 60, 80, 200):
+        console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
+        console.print(Fitted(rows))
+        shown = Text.from_ansi(console.file.getvalue()).plain
+        assert "…" not in shown
+        assert re.search(r"pcgrad-one-sided +\+1 +\+0.5", shown)
+        assert ("12" in shown) == ("no room for" not in shown) == (width == 200)
+        assert max(map(len, shown.splitlines())) <= width
+    piped = Console(width=40, file=io.StringIO())
+    piped.print(Fitted(rows), crop=False)
+    assert all(one in piped.file.getvalue() for one in ("75.0%", "12", "all steps"))
 
 
 def test_constraints_multiply_only_methods_that_have_one_and_names_tell_all_cells_apart():

@@ -38,9 +38,6 @@ def result(found: Any, console: Console) -> int:
         return 0
     for printed in _shown(found):
         is_text = isinstance(printed, str)
-        if isinstance(found, jobs.Compared) and not is_text:  # as wide as it must be
-            wide = console.options.update(width=1000)
-            printed.width = console.measure(printed, options=wide).maximum
         console.print(printed, soft_wrap=is_text, crop=is_text)
     if isinstance(found, jobs.Compared) and not found.finished:
         place = found.folder / files.COMPARISON
@@ -117,10 +114,10 @@ def _attacked(found: jobs.Attacked) -> Iterator[Any]:
 @_shown.register
 def _compared(found: jobs.Compared) -> Iterator[Any]:
     comparison = found.comparison
-    yield tables.screen_table(comparison.shown)
+    yield tables.Fitted(comparison.shown)
     if comparison.means:
         yield "means over seeds ± standard deviation:"
-        yield tables.screen_table(comparison.means)
+        yield tables.Fitted(comparison.means)
     yield from tables.remarks(comparison)
     if found.others:
         yield f"not in this table: {found.others} more in {found.folder}; name their settings too"

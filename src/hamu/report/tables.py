@@ -14,6 +14,8 @@ from typing import Any
 
 import pandas as pd
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
@@ -304,12 +306,44 @@ def _in_files(rows: Sequence[Row]) -> Table:
     return comparison_table(rows, [*COLUMNS[:-2], *further, *COLUMNS[-2:]])
 
 
-def screen_table(rows: Sequence[Row]) -> ScreenTable:
-    """Table of a comparison for the screen, without the settings that all rows share."""
-    same = [one for one in SETTINGS[1:] if len({row.get(one.key) for row in rows}) == 1]
-    table = comparison_table(rows, [one for one in COLUMNS if one not in same]).__rich__()
-    table.collapse_padding = True
-    return table
+# Columns that a narrow screen goes without, the first first.
+_LEFT_OUT = (
+    *("promise_kept", "retain_model_auc", "seconds", "at_test_accuracy", "forget_probability"),
+    *("test_probability", "forget_accuracy", "ended", "at_step", "steps", "membership_auc"),
+    *("utility", "test_accuracy", "retain_accuracy", "forgotten"),
+)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A comparison on the screen: without settings that all rows share, and what does not fit.
+
+    Where no terminal limits it, it has all columns.
+    """
+
+    rows: Sequence[Row]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        same = [one for one in SETTINGS[1:] if len({row.get(one.key) for row in self.rows}) == 1]
+        left = comparison_table(self.rows, [one for one in COLUMNS if one not in same]).columns
+        without, unlimited = list[str](), options.update(width=10**6)
+        room = options.max_width if options.is_terminal else unlimited.max_width
+        while True:
+            table = self._table(left)
+            table.width = Measurement.get(console, unlimited, table).maximum
+            least = min(left, key=lambda one: (*_LEFT_OUT, one.key).index(one.key))
+            if table.width <= room or least.key not in _LEFT_OUT:
+                break
+            left = [one for one in left if one != least]
+            without.append(least.label)
+        yield table
+        if without:
+            yield f"no room for {'; '.join(without)}"
+
+    def _table(self, columns: Sequence[Column]) -> ScreenTable:
+        table = comparison_table(self.rows, columns).__rich__()
+        table.collapse_padding = True
+        return table
 
 
 def csv_table(rows: Sequence[Row]) -> str:

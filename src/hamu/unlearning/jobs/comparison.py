@@ -203,8 +203,9 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
 
 def _check_not_interrupted(children: Children, left: int) -> None:
     if children.asked_by and left:
+        runs = "1 run is" if left == 1 else f"{left} runs are"
         raise Interrupted(
-            f"interrupted by {signal.Signals(children.asked_by).name}; {left} runs are not "
-            f"finished; the same command goes on with them",
+            f"interrupted by {signal.Signals(children.asked_by).name}; {runs} not finished; the "
+            f"same command goes on",
             children.asked_by,
         )
