@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -29,7 +30,7 @@ from hamu.report.charts import step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict
 from hamu.report.pictures import STYLES, Look, draw_trajectories, looks_of
 from hamu.report.run import read_run, run_folders, told_apart
-from hamu.report.tables import further_table, report_table
+from hamu.report.tables import ReportTables, further_table, report_table
 
 LASTING = {"lasts": True, "verdict": "It lasts: so.", "kind": "image", "outcomes": {}}
 LASTING |= {"skipped": {}, "records": {"forget": 20, "measured": 20}, "settings": {}}
@@ -163,7 +164,8 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     # the records count, not their mean
     (MOST, True, -0.1, 0.0, FORGOT, "good"),
     (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
-    (goal(3, 3), True, 2.0, 0.0, "It did not forget: 3 of 20 records are forgotten", "bad"),
+    (goal(3, 0), True, 2.0, 0.0, "It did not forget: 0 of 20 records are forgotten", "bad"),
+    (goal(3, 2), True, 2.0, 0.0, "It forgot no more than before: 2 of 20 records, 3 before", "bad"),
     (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
     # forgotten means by the losses and lasting
     (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),
@@ -199,6 +201,40 @@ def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     for one in curves:
         assert one["x"] == sorted(one["x"])
         assert one["y"][-1] == 1
+
+
+def test_a_loss_that_is_not_finite_keeps_its_share_of_the_records(tmp_path):
+    observed = image_observations(count=4)
+    sets = observed.predictions["after"]
+    logits = sets["forget"].logits.clone()
+    logits[0] = torch.tensor([-math.inf, 0.0])
+    sets["forget"] = Predictions(logits, sets["forget"].labels)
+    run = example_run(tmp_path, observed=observed)
+    curves = {one["name"]: one for one in charts_of(report_page([run]))[0]["data"]}
+    assert curves["forget, after"]["y"] == [0.25, 0.5, 0.75]
+
+
+def test_a_class_has_one_number_on_a_page(tmp_path):
+    observed = image_observations(("a", "b", "c"))
+    run = example_run(tmp_path, observed=observed)
+    for role in ("before", "after"):  # b is the class to forget, which the retain set lacks
+        run.evaluation[role]["retain"]["per_class_accuracy"] = {"a": 1.0, "c": 0.5}
+        run.evaluation[role].pop("test", None)
+    bars = next(c for c in charts_of(report_page([run])) if c["data"][0]["type"] == "bar")
+    assert bars["data"][0]["y"] == ["class 1", "class 3"]
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"runs": 3}, {"runs": [{"model": 1}, 2]}])
+def test_another_programs_comparison_beside_a_run_is_not_read(tmp_path, content):
+    (tmp_path / "comparison.json").write_text(json.dumps(content))
+    assert read_run(write_run(tmp_path / "run")).failed == ""
+
+
+def test_runs_are_compared_with_the_first_whose_inputs_are_known(tmp_path):
+    runs = [read_run(write_run(tmp_path / name)) for name in "abc"]
+    digests = [{}, {"data": {"sha256": "1"}}, {"data": {"sha256": "2"}}]
+    runs = [replace(run, inputs=one) for run, one in zip(runs, digests, strict=True)]
+    assert "c had another data than b" in words_of(*runs)
 
 
 def test_changes_within_chance_are_no_change(tmp_path):
@@ -405,5 +441,11 @@ def test_tables_keep_whole_headings_on_eighty_columns_and_explain_what_they_show
     screen.print(report_table(both))
     assert "…" not in screen.file.getvalue()
     assert "probability" in screen.file.getvalue()
+    both |= {"retain model": report | {"retain": sets | {"loss": 1.234e-05, "records": 123_456}}}
+    screen = Console(width=80, file=io.StringIO())
+    screen.print(ReportTables(both))
+    shown = screen.file.getvalue()
+    assert "…" not in shown
+    assert all(one in shown for one in ("1.234e-05", "123,456", "probability"))
     assert "PrivLeak" in further_table(both).caption
     assert "PrivLeak" not in further_table({"before": report}).caption

@@ -143,7 +143,7 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
     last = list(by_name.values())[-1]
     is_text = "probability" in last["retain"]
     theirs = {"retain model": last["retain_model"]} if is_text and "retain_model" in last else {}
-    yield tables.report_table(by_name | theirs)
+    yield tables.ReportTables(by_name | theirs)
     yield tables.further_table(by_name)
     if "against_retain_model" in last:
         yield tables.set_table("against the retain model", last["against_retain_model"])
@@ -159,7 +159,8 @@ def _assessed(found: jobs.Assessed) -> Iterator[Any]:
     for side, records in result.conflicts.items():
         worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
         against = f"{side} records hardest against the {other[side]} gradient, by row: {worst}"
-        yield f"{against}; a tenth of them makes up {records.top_share:.0%} of the conflict"
+        tenth = f"; a tenth of them makes up {records.top_share:.0%} of the conflict"
+        yield against + tenth * (len(records.values) >= 10)
     yield f"\n{verdict.reason}"
     rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
     if verdict.constraint > 0:

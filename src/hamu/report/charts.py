@@ -265,9 +265,9 @@ def distribution(found: Observations) -> Chart:
         sets["test, before: never trained on"] = (TEST, before["test"])
     curves = []
     for name, (color, predictions) in sets.items():
-        losses = np.sort(record_losses(predictions).numpy())
-        losses = np.maximum(losses[np.isfinite(losses)], _LEAST_LOSS)
-        share = np.arange(1, len(losses) + 1) / max(1, len(losses))
+        every = np.sort(record_losses(predictions).numpy())
+        losses = np.maximum(every[np.isfinite(every)], _LEAST_LOSS)
+        share = np.arange(1, len(losses) + 1) / len(every)
         curves.append(_series(name, (losses, share), color, line={"shape": "hv"}))
     titles = ("loss of a record, nats", "share of the records")
     figure = _plane(curves, *titles, xaxis_type="log", yaxis=_SHARES, hovermode="closest")
@@ -316,8 +316,13 @@ def answer_probabilities(found: TextObservations, contents: bool) -> Chart:
     return Chart("probabilities", "Probability of each record's answer", figure, wide=True)
 
 
-def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> list[Chart]:
-    """Accuracy by class before and after, on the test set if there is one."""
+def class_accuracy(
+    evaluation: Mapping[str, Any], classes: Sequence[str], contents: bool
+) -> list[Chart]:
+    """Accuracy by class before and after, on the test set if there is one.
+
+    Classes are numbered by `classes`, those of the data; without it, as they are measured.
+    """
     after = evaluation["after"]
     measured = [n for n in ("test", "retain") if "per_class_accuracy" in after.get(n, {})]
     if not measured:
@@ -325,7 +330,8 @@ def class_accuracy(evaluation: Mapping[str, Any], contents: bool) -> list[Chart]
     of_roles = {role: evaluation[role][measured[0]]["per_class_accuracy"] for role in ROLES}
     table = pd.DataFrame(of_roles, dtype=float)
     if not contents:
-        table.index = pd.Index([f"class {n}" for n in range(1, len(table) + 1)])
+        names = [*(classes or table.index)]
+        table.index = pd.Index([f"class {names.index(one) + 1}" for one in table.index])
     change = table.fillna(0.0).diff(axis=1)["after"].abs()
     shown = table[change.rank(method="first") > len(table) - _MOST_CLASSES]
     look: dict[str, Any] = {"orientation": "h", "hovertemplate": "%{y}: %{x:.1%}"}

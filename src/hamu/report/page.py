@@ -39,7 +39,14 @@ from hamu.report.run import (
 )
 from hamu.report.tables import Column, Table, number, text_table
 from hamu.unlearning.compare.runs import model_figures
-from hamu.unlearning.goals import forgotten_words, goal_name, has_share, meaning, record_losses
+from hamu.unlearning.goals import (
+    forgotten_words,
+    goal_name,
+    has_share,
+    meaning,
+    record_losses,
+    share_in_words,
+)
 from hamu.unlearning.record.inputs import differing, without_order
 from hamu.unlearning.trainer.promise import kept_in_words
 
@@ -103,6 +110,8 @@ def _forgotten(run: Run, gains: Gains) -> Verdict:
         return Verdict("It forgot", "good")
     if after > before:
         return Verdict(f"It forgot in part, {count}", "mixed")
+    if after:
+        return Verdict(f"It forgot no more than before: {count}, {before:,} before", "bad")
     return Verdict(f"It did not forget: {count} are forgotten", "bad")
 
 
@@ -161,7 +170,8 @@ def _template(name: str) -> Template:
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
     found.filters |= {"number": number, "counted": _counted, "json": json.dumps}
-    words = (auc_of, forgotten_words, goal_name, goal_tables, has_share, meaning, kept_in_words)
+    words: Sequence[Any] = (auc_of, forgotten_words, goal_name, goal_tables, has_share, meaning)
+    words = (*words, kept_in_words, share_in_words)
     found.globals |= {one.__name__: one for one in words}
     found.globals |= {"TITLES": _TITLES, "draw": charts, "figures": tables}
     found.globals |= {"attack_result": AttackResult.from_json}
@@ -196,10 +206,10 @@ def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[
 
 def _overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
     """Figures, trajectories and losses of at least two runs."""
-    others, first = [], without_order(runs[0].inputs)
-    for run in runs:
-        name = differing(first, without_order(run.inputs)) if first and run.inputs else None
-        others += [f"{run.name} had another {name} than {runs[0].name}"] * (name is not None)
+    others, known = [], [run for run in runs if run.inputs]
+    for run in known[1:]:
+        name = differing(without_order(known[0].inputs), without_order(run.inputs))
+        others += [f"{run.name} had another {name} than {known[0].name}"] * (name is not None)
     found = charts.trajectories(runs, looks)
     return {"table": several(runs), "charts": found, "differing": others}
 

@@ -218,7 +218,7 @@ def read_run(path: Path) -> Run:
             )
     settings = _read(path / files.CONFIG, notes, parse=_settings, is_needed=True) or {}
     named = {"method": "hamu-q", **settings} if settings else {**failed, **(record or {})}
-    attacks = (path / files.ATTACK, path / files.ATTACK_FOLDER / files.ATTACK)
+    attacks = (path / files.ATTACK_FOLDER / files.ATTACK, path / files.ATTACK)
     steps = pd.DataFrame(_lines(path / files.STEPS, notes)).select_dtypes("number").astype(float)
     return Run(
         name=place.name,
@@ -322,5 +322,8 @@ def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
 
 def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
     """Rows of comparison.json by the name of the run."""
-    rows = (_read(comparison / files.COMPARISON, []) or {}).get("runs") or []
-    return {str(row["run"]): row for row in rows}
+    found = _read(comparison / files.COMPARISON, [])
+    rows = found.get("runs") if isinstance(found, dict) else None
+    listed = rows if isinstance(rows, list) else []  # another program's file may have that name
+    named = (row for row in listed if isinstance(row, dict) and "run" in row)
+    return {str(row["run"]): row for row in named}

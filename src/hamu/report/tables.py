@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -105,6 +105,11 @@ def plain_table(*columns: str, right: tuple[int, ...] = ()) -> ScreenTable:
     return table
 
 
+def width_of(table: ScreenTable, console: Console, options: ConsoleOptions) -> int:
+    """Width that a table takes where it is not limited, in characters."""
+    return Measurement.get(console, options.update(width=10**6), table).maximum
+
+
 def number(value: float | None, form: str = ".4g", none: str = "-") -> str:
     """Write a number; NaN and infinity as "not finite"."""
     if value is None:
@@ -167,6 +172,23 @@ def report_table(reports: Mapping[str, Report], record: Mapping[str, Any] | None
         rows.append(row)
     note = "In brackets: 95% bootstrap intervals over records." if recorded else ""
     return Table(columns, rows, note)
+
+
+@dataclass(frozen=True)
+class ReportTables:
+    """The report's table on the screen; a table for each figure where one has no room."""
+
+    reports: Mapping[str, Report]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = report_table(self.reports)
+        if width_of(whole.__rich__(), console, options) <= options.max_width:
+            yield whole
+            return
+        for figure in FIGURES:
+            shown = [one for one in whole.every[2:] if one.label.startswith(figure.label)]
+            if shown:
+                yield replace(whole, every=[*whole.every[:2], *shown])
 
 
 def set_table(title: str, found: Mapping[str, Any]) -> Table:
@@ -326,24 +348,31 @@ class Fitted:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         same = [one for one in SETTINGS[1:] if len({row.get(one.key) for row in self.rows}) == 1]
         left = comparison_table(self.rows, [one for one in COLUMNS if one not in same]).columns
-        without, unlimited = list[str](), options.update(width=10**6)
-        room = options.max_width if options.is_terminal else unlimited.max_width
-        while True:
-            table = self._table(left)
-            table.width = Measurement.get(console, unlimited, table).maximum
+        rows, without = self.rows, list[str]()
+        room = options.max_width if options.is_terminal else math.inf
+        while width_of(self._table(rows, left), console, options) > room:
             least = min(left, key=lambda one: (*_LEFT_OUT, one.key).index(one.key))
-            if table.width <= room or least.key not in _LEFT_OUT:
-                break
-            left = [one for one in left if one != least]
-            without.append(least.label)
+            if least.key in _LEFT_OUT:
+                left = [one for one in left if one != least]
+                without.append(least.label)
+                continue
+            rows = [{key: _without_deviation(one) for key, one in row.items()} for row in rows]
+            without += ["deviations"] * (rows != self.rows)
+            break
+        table = self._table(rows, left)
+        table.width = width_of(table, console, options)
         yield table
         if without:
             yield f"no room for {'; '.join(without)}"
 
-    def _table(self, columns: Sequence[Column]) -> ScreenTable:
-        table = comparison_table(self.rows, columns).__rich__()
+    def _table(self, rows: Sequence[Row], columns: Sequence[Column]) -> ScreenTable:
+        table = comparison_table(rows, columns).__rich__()
         table.collapse_padding = True
         return table
+
+
+def _without_deviation(figure: Any) -> Any:
+    return figure | {"deviation": None} if isinstance(figure, dict) else figure
 
 
 def csv_table(rows: Sequence[Row]) -> str:

@@ -36,7 +36,15 @@ from transformers import TrainerCallback
 from hamu.core.methods import HamuQ
 from hamu.core.pair import PairStep
 from hamu.errors import HamuError
-from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, LEVEL, Goal, Standing, StopReason
+from hamu.unlearning.goals import (
+    ALL_DONE,
+    BY_A_CALLBACK,
+    LEVEL,
+    Goal,
+    Standing,
+    StopReason,
+    share_in_words,
+)
 
 if TYPE_CHECKING:
     from hamu.unlearning.goal_run import GoalRun
@@ -313,8 +321,8 @@ class Controller(TrainerCallback):
         lasting = "" if self._work.lookahead is None else ", also where fine-tuning leads"
         return (
             f"{self._best_count} of {self._records} records are forgotten (goal {self._goal.kind}, "
-            f"{self._goal.share:.0%} wanted{lasting}), retain loss {self._best_cost:+.4f} of "
-            f"{self.budget:+g} allowed"
+            f"{share_in_words(self._goal.share)} wanted{lasting}), retain loss "
+            f"{self._best_cost:+.4f} of {self.budget:+g} allowed"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -362,6 +362,11 @@ def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
     )
 
 
+def share_in_words(share: float) -> str:
+    """A share as it was given: "95%", or "99.9%"."""
+    return f"{100 * share:.6g}%"
+
+
 def has_share(goal: Mapping[str, Any]) -> bool:
     """True if as many records are forgotten after the run as the goal asks for."""
     after = goal["after"]
@@ -375,7 +380,7 @@ def goal_lines(goal: Mapping[str, Any]) -> list[str]:
     names = {"min": "lowest", "q25": "25 %", "median": "median", "q75": "75 %", "max": "highest"}
     losses = [f"{word} {after['loss_quantiles'][name]:.3g}" for name, word in names.items()]
     lines = [
-        f"{forgotten_words(goal)}{compared}; {goal['share']:.0%} wanted: {reached}",
+        f"{forgotten_words(goal)}{compared}; {share_in_words(goal['share'])} wanted: {reached}",
         f"losses of the forget records: {', '.join(losses)}",
     ]
     if after["worst"]:
