@@ -317,6 +317,27 @@ def test_a_filter_finds_its_records_with_truth_values_as_json_or_python_writes_t
 
 
 @pytest.mark.parametrize(
+    ("expression", "rows"),
+    [
+        ("age=7", [0]),
+        ("age=7.0", [0]),
+        ("age!=7", [1]),
+        ("day=2024-01-03", [0]),
+        ("day=2024-01-03T00:00:00", [0]),
+        ("day!=2024-01-04T12:30:00", [0]),
+        ("day~^2024", [0, 1]),
+    ],
+)
+def test_a_filter_finds_numbers_and_dates_of_a_column_with_missing_cells(
+    expression, rows, tmp_path
+):
+    columns = {"question": ["Who?", "Where?"], "answer": ["Ada", "Here"]}
+    days = pandas.to_datetime(["2024-01-03 00:00", "2024-01-04 12:30"])
+    pandas.DataFrame(columns | {"age": [7, None], "day": days}).to_parquet(tmp_path / "a.parquet")
+    assert matching(read_text(str(tmp_path / "a.parquet")), expression) == rows
+
+
+@pytest.mark.parametrize(
     ("expression", "message"),
     [
         ("question", "the filter 'question' cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or"),

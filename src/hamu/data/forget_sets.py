@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -154,7 +155,7 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     """Find the positions of the records that a filter chooses.
 
     It is "COLUMN=VALUE", "COLUMN!=VALUE" or "COLUMN~REGEX"; the last looks anywhere in the column.
-    True, False and None may also be written as in JSON.
+    True, False and None may also be written as in JSON, 7.0 as 7, dates and times as in ISO 8601.
     """
     parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
     if parsed is None:
@@ -171,12 +172,23 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
             row = f"record {position} of {texts.source}"
             raise HamuError(f"{row} has no column {column}; it has {column_names(record.fields)}")
         cell = record.fields[column]
-        is_word = cell is None or isinstance(cell, bool)
-        text = unicodedata.normalize("NFC", str(cell))
-        written = [text, json.dumps(cell)] if is_word else [text]
-        if any(map(matches, written)) != (operator == "!="):
+        if any(map(matches, _written(cell))) != (operator == "!="):
             chosen.append(position)
     return chosen
+
+
+def _written(cell: Any) -> list[str]:
+    """The ways to write a cell: as printed, and as JSON, a whole number or a date in ISO 8601."""
+    found = [unicodedata.normalize("NFC", str(cell))]
+    if cell is None or isinstance(cell, bool):
+        found.append(json.dumps(cell))
+    if isinstance(cell, float) and cell.is_integer():  # of a column with missing cells
+        found.append(str(int(cell)))
+    if isinstance(cell, date | time):
+        found.append(cell.isoformat())
+    if isinstance(cell, datetime) and cell.time() == time():
+        found.append(cell.date().isoformat())
+    return found
 
 
 def lists_rows(value: str) -> bool:
