@@ -68,6 +68,20 @@ def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path, 
     assert not cache.exists(), "no copy of the data is left in a cache"
 
 
+def test_a_photograph_is_read_as_it_is_seen(tmp_path):
+    pixels = np.zeros((8, 8), np.uint8)
+    pixels[:4] = 255
+    upright, turned = (tmp_path / "photos" / name for name in ("a", "b"))
+    for place, orientation in ((upright, 1), (turned, 3)):
+        place.mkdir(parents=True)
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(pixels).save(place / "one.png", exif=exif)
+    found = read_images(str(tmp_path / "photos")).pixels
+    assert torch.equal(found[0, 0], torch.from_numpy(pixels))
+    assert torch.equal(found[1, 0], torch.from_numpy(pixels).flip(0))
+
+
 def test_images_below_their_class_are_not_left_out_without_a_word(folder):
     (folder / "cat/young").mkdir()
     shutil.copy(next((folder / "cat").glob("*.png")), folder / "cat/young/one.png")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -309,6 +309,7 @@ def _decoded(
                 raise HamuError(
                     f"{name} of {source} has more than 8 bits a channel; save it with 0 to 255"
                 )
+            picture = ImageOps.exif_transpose(picture)  # a photograph as it is seen
             is_grey = channels == 1 or (channels is None and picture.mode in ("1", "L"))
             picture = picture.convert("L" if is_grey else "RGB")
             if size is not None:
