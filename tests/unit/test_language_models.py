@@ -70,6 +70,15 @@ def change_json(path, **values):
 CONFIG, ADAPTER = "base/config.json", "adapter/adapter_config.json"
 
 
+def test_a_model_with_experts_has_an_adapter_by_default():
+    settings = SIZES | {"num_key_value_heads": 2, "num_local_experts": 2}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings))
+    named = with_adapter(model, AdapterSettings()).named_parameters()
+    trained = [name for name, parameter in named if parameter.requires_grad]
+    assert trained
+    assert all("q_proj" in name or "v_proj" in name for name in trained)
+
+
 @pytest.mark.parametrize(
     ("source", "file", "values", "message"),
     [

@@ -259,16 +259,21 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
             f"lora_rank {settings.rank} must be at least 1 and lora_alpha {settings.alpha} positive"
         )
     from peft import LoraConfig, get_peft_model
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     targets = [name.strip() for name in settings.targets.split(",") if name.strip()]
+    # PEFT's own layers of a model, which it passes over where there are experts
+    of_model: Any = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    own = of_model.get(getattr(model.config, "model_type", None))
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
         lora_dropout=settings.dropout,
-        target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets or None,
+        target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets or own,
         task_type="CAUSAL_LM",
     )
-    with reading("the adapter does not fit the model", "; name its layers with --lora_targets"):
+    remedy = "; name layers with --lora_targets, such as q_proj,v_proj or all-linear"
+    with reading("the adapter does not fit the model", remedy):
         return get_peft_model(model, config)
 
 
