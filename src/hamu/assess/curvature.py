@@ -28,6 +28,7 @@ from hamu.errors import HamuError
 _PRODUCT, _NEXT_PRODUCT = 3.3, 2.3
 # products at most for the spectrum, and for each of the solver's two solutions
 LANCZOS, SOLVER = 12, 10
+_FEWEST = 4  # records
 _SETTLED = 0.1  # the largest residual that decides the condition
 
 Product = Callable[[Tensor], Tensor]  # H·v of a flat vector, [P]
@@ -265,8 +266,8 @@ def product_cost(samples: int, batch_size: int, products: int = LANCZOS + 2 * SO
 
 
 def affordable_samples(budget: float, batch_size: int) -> int:
-    """Records for the Hessian that pay for all products."""
+    """Records for the Hessian that pay for all products; none below four, which tell too little."""
     size, samples = min(batch_size, FULL_BATCH), int(budget / product_cost(1, batch_size))
     if samples > size:  # several batches, whose graphs are not kept
         samples = max(size, int(budget / ((LANCZOS + 2 * SOLVER) * _PRODUCT)))
-    return samples
+    return samples if samples >= _FEWEST else 0

@@ -28,6 +28,7 @@ from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN, TYPES
 from hamu.unlearning.jobs.settings import Parser, parser_of
 from hamu.unlearning.record.verify import TOLERANCE
 
+_MANY = 64  # retain records that a rate is better suggested by
 _WORDS = {True: "holds", False: "does not hold", None: "cannot be checked"}
 
 
@@ -162,6 +163,9 @@ def _assessed(found: jobs.Assessed) -> Iterator[Any]:
         tenth = f"; a tenth of them makes up {records.top_share:.0%} of the conflict"
         yield against + tenth * (len(records.values) >= 10)
     yield f"\n{verdict.reason}"
+    if 0 < result.curvature_samples < min(_MANY, result.records["retain"]):
+        few = f"{result.curvature_samples} records tend to overstate the curvature, and with it"
+        yield f"{few} how small the rate must be; --curvature_samples {_MANY} is surer"
     rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
     if verdict.constraint > 0:
         yield f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}"
@@ -212,7 +216,8 @@ def _curvature(found: Assessment) -> Iterator[tuple[str, str]]:
     if curvature is None or second is None:
         yield "curvature: not measured; see --curvature_samples", ""
         return
-    yield f"λ_max of the retain loss, {found.curvature_samples} records", f"{curvature.largest:.4g}"
+    of = f"{found.curvature_samples:,} of {found.records['retain']:,} records"
+    yield f"λ_max of the retain loss, {of}", f"{curvature.largest:.4g}"
     yield f"second order of first, at rate {found.learning_rate:g}", f"{found.error_ratio:.2%}"
     for share in (0.01, 0.1):
         yield f"rate trusted up to {share:.0%}", f"{found.trusted_rate(share):.3g}"
