@@ -54,6 +54,23 @@ def trainer_of(start, tmp_path):
     return make
 
 
+@pytest.mark.parametrize("auto", [False, True])
+def test_texts_of_different_lengths_need_no_collator(auto, start, tmp_path):
+    base, _, (retain, forget) = start
+    lists = [
+        [{key: one.tolist() for key, one in data[i].items()} for i in range(6)]
+        for data in (retain, forget)
+    ]
+    assert len({len(item["labels"]) for item in lists[0]}) > 1
+    settings = {"auto": True, "goal": "loss", "target_forget_loss": 9.0}
+    settings = settings if auto else {"learning_rate": 0.05, "constraint_mode": "relative"}
+    args = UnlearnConfig(output_dir=str(tmp_path), max_steps=2, report_to="none", **settings)
+    sides = {"retain_dataset": lists[0], "forget_dataset": lists[1]}
+    trainer = UnlearnTrainer(copy.deepcopy(base), args, **sides)
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
 def adapted(start, dtype=torch.float32):
     set_seed(1)
     return with_adapter(copy.deepcopy(start[0]).to(dtype), AdapterSettings(rank=2))

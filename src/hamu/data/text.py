@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from hamu.core.objectives import IGNORED
+from hamu.data import images
 from hamu.errors import HamuError, reading
 from hamu.files import MINIATURE, files_of, is_of_hub, load_from_hub, parquet_table
 
@@ -473,6 +474,14 @@ def _as_text(
         if not whole.startswith(before):
             raise ValueError("it changes what comes before the answer; give prompt and completion")
     return before, whole[len(before) :]
+
+
+def collate(items: Any) -> Mapping[str, Tensor]:
+    """Make a batch: of texts by `TextCollator`, of images by stacking; one fetched whole stays."""
+    if isinstance(items, Mapping) or "input_ids" not in items[0]:
+        return images.collate(items)
+    tensors = [{key: torch.as_tensor(value) for key, value in item.items()} for item in items]
+    return TextCollator()(tensors)
 
 
 class TextCollator:

@@ -17,7 +17,7 @@ from hamu.core.forward import OriginalModel, predict_logits, without_autocast
 from hamu.core.gram import SIDES
 from hamu.core.objectives import CrossEntropy, Objective, Scored, build_objective
 from hamu.data.forget_sets import ALTERNATIVE, WEIGHT, subset
-from hamu.data.images import collate
+from hamu.data.text import collate
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import predict, predict_tokens
 from hamu.unlearning.goals import AnyPredictions, StopReason

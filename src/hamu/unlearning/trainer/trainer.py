@@ -39,7 +39,7 @@ from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients, PairStep
 from hamu.data import UnlearningData
 from hamu.data.forget_sets import ALTERNATIVE, POSITIONS, WEIGHT, PairCollator, PairedDataset
-from hamu.data.images import collate
+from hamu.data.text import collate
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
