@@ -122,7 +122,11 @@ def test_flags_win_over_the_config_and_the_config_over_the_recipe(done, tmp_path
 @pytest.mark.parametrize(
     ("method", "rate", "warning"),
     [
-        ("hamu-q", "1e-6", "at learning rate 1e-06; `hamu assess` suggests a rate, and --auto"),
+        (
+            "hamu-q",
+            "1e-6",
+            "at learning rate 1e-06; take more steps, or a higher rate (`hamu assess`",
+        ),
         ("ft", "1e-6", None),  # which has no forget loss to raise
         ("ga", "10", "above the 2.30 of guessing; lower --learning_rate 10, or end such a run by"),
     ],

@@ -438,6 +438,11 @@ class TextTask(Task):
 
     def load_tokenizer(self, model: str, base: str | None = None) -> Any:
         self.tokenizer = language.load_tokenizer(self.run.tokenizer or model, base, **self.trust)
+        if self.tokenizer.eos_token_id is None:
+            self.tell(
+                "the tokenizer has no end token: answers run on to their limit, which counts in "
+                "ROUGE-L F1 and as gibberish"
+            )
         return self.tokenizer
 
     def adapter(self) -> language.AdapterSettings | None:

@@ -295,7 +295,7 @@ def _outcome(trainer: UnlearnTrainer) -> Iterator[str]:
             losses = (
                 f"the forget loss was {start['forget_loss']:.4f} and is {end['forget_loss']:.4f}"
             )
-            way = "`hamu assess` suggests a rate, and --auto finds one"
+            way = "take more steps, or a higher rate (`hamu assess` suggests one, --auto finds one)"
             yield f"the model has hardly moved: {losses}, at learning rate {rate:g}; {way}"
         yield _best(trainer)
     elif controller.goal_sentence not in trainer.stop.text:
