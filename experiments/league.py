@@ -78,34 +78,52 @@ def measured(
         "--at", f"forget={level:.4g}", *ATTACK, "--output_dir", str(folder))  # fmt: skip
     found = json.loads((folder / "comparison.json").read_text())
     own = json.loads((attacked / "attack.json").read_text())["outcomes"]["relearn-retain"]
-    rows = {name: _row(found, name) for name in methods}
+    rows, levels = {name: _row(found, name) for name in methods}, by_level(folder, found, methods)
     if objective is None:
         rows[DEFAULT] = by_default(problem, work, found["at"]["loss"], effort)
+        levels[DEFAULT] = costs_by_level(
+            [trajectory_of(default_run(problem, work, effort.seeds[0]))]
+        )
     return {
         "level": found["at"]["loss"],
         "start": {side: found["start"][f"{side}_loss"] for side in ("forget", "retain")},
         "retrained_relearned": _last(own["unlearned"]),
         "effort": vars(effort),
         "rows": rows,
-        "levels": by_level(folder, found, methods),
+        "levels": levels,
     }
 
 
 def by_level(folder: Path, found: Mapping[str, Any], methods: list[str]) -> dict[str, Any]:
     """The least retain cost of any trial of each method, by forget loss; None if none gets there."""
-    costs: dict[str, dict[str, float]] = {name: {} for name in methods}
-    seeds = {row["seed"] for row in found["runs"]}
+    first, runs = min(row["seed"] for row in found["runs"]), dict[str, list[Any]]()
     for row in found["runs"]:
-        if not row["failed"] and row["seed"] == min(seeds) and row["method"] in costs:
-            own = costs[row["method"]]
-            entries = json.loads((folder / row["run"] / "evaluation.json").read_text())[
-                "trajectory"
-            ]
-            for loss in LEVELS:
-                gain = figures_at(entries, Level("forget", loss))["at_gain"]
-                if gain is not None:
-                    own[str(loss)] = min(-gain, own.get(str(loss), -gain))
+        if not row["failed"] and row["seed"] == first:
+            runs.setdefault(row["method"], []).append(trajectory_of(folder / row["run"]))
+    return {name: costs_by_level(runs.get(name, [])) for name in methods}
+
+
+def costs_by_level(runs: list[list[dict[str, Any]]]) -> dict[str, float]:
+    """The least retain cost of any of these trajectories, by forget loss."""
+    costs: dict[str, float] = {}
+    for loss in LEVELS:
+        gains = [figures_at(entries, Level("forget", loss))["at_gain"] for entries in runs]
+        if known := [-gain for gain in gains if gain is not None]:
+            costs[str(loss)] = min(known)
     return costs
+
+
+def trajectory_of(run: Path) -> list[dict[str, Any]]:
+    """A run's evaluations; of a run by goal that misses it the last is an earlier state, left out."""
+    found = json.loads((run / "evaluation.json").read_text())
+    goal = found.get("goal") or {"budget": None}
+    entries: list[dict[str, Any]] = found["trajectory"]
+    return entries if goal["budget"] is None or goal["reached"] else entries[:-1]
+
+
+def default_run(problem: Problem, work: Path, seed: int) -> Path:
+    """The folder of `hamu unlearn` by its defaults."""
+    return work / f"{slug(problem.name)}-league-default-s{seed}"
 
 
 def by_default(problem: Problem, work: Path, level: float, effort: Effort) -> dict[str, Any] | None:
@@ -116,16 +134,14 @@ def by_default(problem: Problem, work: Path, level: float, effort: Effort) -> di
     what, model = (*problem.data, *problem.forget, *problem.extra), original(problem, work)
     rows = []
     for seed in effort.seeds:
-        folder = work / f"{slug(problem.name)}-league-default-s{seed}"
+        folder = default_run(problem, work, seed)
         if not (folder / "attack/attack.json").exists():
             run("unlearn", *what, "--model", model, "--goal", "loss", "--target_forget_loss", f"{level:.4g}", "--seed", str(seed),
                 "--max_steps", str(4 * effort.steps), "--eval_strategy", "steps", "--eval_steps", str(effort.evaluated_every),
                 *effort.further, "--output_dir", str(folder), "--overwrite")  # fmt: skip
             run("attack", *what, "--model", str(folder / "model"), *ATTACK, "--seed", str(seed), "--output_dir", str(folder / "attack"))  # fmt: skip
         found = json.loads((folder / "evaluation.json").read_text())
-        entries = found["trajectory"]  # of a run that misses its goal the last is an earlier state
-        entries = entries if found["goal"]["reached"] else entries[:-1]
-        row = figures_at(entries, Level("forget", level))
+        row = figures_at(trajectory_of(folder), Level("forget", level))
         if row["at_gain"] is None:
             return None
         after = {f"{side}_loss": found["after"][side]["loss"] for side in ("forget", "retain")}
