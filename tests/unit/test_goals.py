@@ -14,6 +14,7 @@ from hamu.unlearning.goals import (
     Standing,
     Targets,
     choose_goal,
+    few_unseen,
     forgotten_words,
     goal_lines,
     goal_report,
@@ -229,6 +230,18 @@ def test_records_that_stand_out_above_the_unseen_ones_are_named_if_chance_does_n
         assert found["after"]["too_high"] == high
         assert words in forgotten_words(found)
         assert ("stand out" in forgotten_words(found)) == (high == 2)
+
+
+def test_a_goal_that_compares_with_few_unseen_records_says_so():
+    texts = {"forget": ["gone"] * 9, "test": ["unseen"] * 19}
+    (line,) = few_unseen("unseen", texts)
+    assert line.startswith("the goal unseen compares with 19 unseen records, which can hardly tell")
+    assert few_unseen("unseen", texts | {"test": ["unseen"] * 20}) == []
+    assert few_unseen("loss", texts) == few_unseen("loss", {"forget": ["gone"]}) == []
+    images = {"forget": labelled(0, 1, 1), "test": labelled(*[0] * 40, *[1] * 3)}
+    assert "with 3 unseen records of a class" in few_unseen("unseen", images)[0]
+    images["forget"] = labelled(0, 2)
+    assert few_unseen("unseen", images) == [], "a class without unseen ones has all of them"
 
 
 def test_a_report_counts_records_and_the_record_of_a_run_leaves_out_their_places():

@@ -34,6 +34,7 @@ NOTHING_TELLS = (
     "--retain_model, or --target_forget_loss"
 )
 _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
+_ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
 _LEAST = 1e-12  # loss, whose log-odds are finite
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
 _MEANINGS = {
@@ -329,6 +330,21 @@ def whole_classes(retain: Any, forget: Any) -> bool:
     if not isinstance(kept, Tensor) or not isinstance(gone, Tensor):
         return False
     return not bool(torch.isin(gone, kept).any())
+
+
+def few_unseen(kind: str, sets: Mapping[str, Any]) -> list[str]:
+    """A sentence if the goal compares with so few unseen records that it can hardly tell."""
+    if kind != "unseen":
+        return []
+    forget, test = (getattr(sets[name], "labels", None) for name in ("forget", "test"))
+    counts, of = [len(sets["test"])], ""
+    if isinstance(forget, Tensor) and isinstance(test, Tensor):
+        own = [int((test == label).sum()) for label in {*forget.tolist()}]
+        counts, of = [one or len(test) for one in own], " of a class"
+    if min(counts) >= _ENOUGH:
+        return []
+    few = f"the goal unseen compares with {min(counts)} unseen records{of}, which can hardly tell"
+    return [f"{few}; give --test_data with at least {_ENOUGH}{of}"]
 
 
 def goal_report(

@@ -24,7 +24,7 @@ from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MERGED, MODEL, RECORD, file_digest, read_json
 from hamu.models import first_not_finite, storage
-from hamu.unlearning.goals import forgotten_words
+from hamu.unlearning.goals import few_unseen, forgotten_words
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
@@ -259,7 +259,7 @@ def _finish(
             settings=recorded_settings(task.settings),
             inputs=inputs,
         )
-    lines = tuple(_outcome(trainer))
+    lines = tuple(_outcome(trainer, problem))
     return Unlearned(folder.path, evaluation, merge_failure=failure, lines=lines)
 
 
@@ -275,7 +275,7 @@ def _save(task: Task, folder: RunFolder, model: Any, **card: Any) -> str:
     return ""
 
 
-def _outcome(trainer: UnlearnTrainer) -> Iterator[str]:
+def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
     """Lines on the course of the run, and on what of it was saved."""
     start, end = (set_figures(one) for one in (trainer.start_predictions, trainer.predictions))
     rate, guess = trainer.args.learning_rate, guessing_loss(trainer.predictions, trainer.model)
@@ -302,7 +302,9 @@ def _outcome(trainer: UnlearnTrainer) -> Iterator[str]:
         yield controller.goal_sentence
     goal = trainer.goal_run.figures(trainer.standings())
     if goal is not None:
-        yield f"{forgotten_words(goal)}; whether that lasts: hamu attack"
+        before = f"{goal['before']['forgotten']:,} before the run"
+        yield f"{forgotten_words(goal)} ({before}); whether that lasts: hamu attack"
+        yield from few_unseen(goal["kind"], problem.sets())
     if trainer.promise is not None:
         yield kept_in_words(trainer.promise)
 
