@@ -343,7 +343,8 @@ def few_unseen(kind: str, sets: Mapping[str, Any]) -> list[str]:
         counts, of = [one or len(test) for one in own], " of a class"
     if min(counts) >= _ENOUGH:
         return []
-    few = f"the goal unseen compares with {min(counts)} unseen records{of}, which can hardly tell"
+    records = "1 unseen record" if min(counts) == 1 else f"{min(counts)} unseen records"
+    few = f"the goal unseen compares with {records}{of}, which can hardly tell"
     return [f"{few}; give --test_data with at least {_ENOUGH}{of}"]
 
 
