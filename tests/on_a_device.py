@@ -206,7 +206,12 @@ def test_an_assessment_is_the_hosts(device):
     found = []
     for place in ("cpu", device):
         one = assess_model(
-            classifier().to(place), images(200), images(40, 1), collate=collate, batch_size=50
+            classifier().to(place),
+            images(200),
+            images(40, 1),
+            collate=collate,
+            batch_size=50,
+            curvature_samples=8,
         )
         found.append(one)
     host, there = found
