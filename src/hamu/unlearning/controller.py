@@ -291,7 +291,7 @@ class Controller(TrainerCallback):
             never = f"in the last {len(self._free)} measurements no demand was free, however small"
             self._finish("criterion", f"every further step must hurt: {never}; {what}")
         else:
-            budget = f"no state within the budget (retain loss {self.budget:+g}) forgets more"
+            budget = f"no better state was found within the budget (retain loss {self.budget:+g})"
             self._finish("budget", f"{budget}: {what}")
 
     def _end(self, all_done: bool) -> None:

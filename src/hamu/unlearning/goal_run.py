@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _FURTHER = 3.0  # log-odds above the target of "erased" that a lasting run takes a record to, ahead
 _STEPS, _LASTING_STEPS = 400, 800  # of a run by goal, at most, if its epochs have fewer
 _FINE_TUNED = 64  # images in a batch of fine-tuning that is rehearsed; a quarter of that for texts
+_LEAST_STEPS = 3  # between two measurements
 _FORWARD = 3.0  # forward passes that a forward and a backward pass cost
 
 
@@ -168,11 +169,15 @@ class GoalRun:
         return self.limits[positions]
 
     def _every(self) -> int:
-        """Steps between two measurements, such that these take at most a quarter of the time."""
+        """Steps between two measurements, such that these take at most a quarter of the time.
+
+        A few at least, whose mean is measured: of a small set each step would move many records
+        over their targets and back, and a run would give up amid them.
+        """
         forget: Any = self._looks.sets["forget"]
         measured, batch = len(forget) + len(self._looks.some_retain), self._trainer.global_batch
         trained = batch + min(batch, len(forget))
-        return max(1, math.ceil(3 * measured / (_FORWARD * trained)))
+        return max(_LEAST_STEPS, math.ceil(3 * measured / (_FORWARD * trained)))
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
