@@ -245,6 +245,10 @@ def result_of(kind, **curves):
         ("image", {"unlearned": (0.2, 0.27), "original": (1.0, 1.0)}, True),
         ("image", {"unlearned": (0.2, 0.29), "original": (1.0, 1.0)}, False),
         ("image", {"unlearned": (1.0, 1.0), "original": (1.0, 1.0)}, None),
+        # as much as of records that were never seen
+        ("image", {"unlearned": (0.95, 0.97), "original": (0.98, 0.98)}, None),
+        ("image", {"unlearned": (0.95, 0.97)}, None),
+        ("image", {"unlearned": (0.95, 0.97), "retrained": (0.95, 0.96)}, True),
         ("text", {"unlearned": (5.3, 4.0)}, None),
         ("text", {"unlearned": (5.3, 4.0), "original": (1.8, 1.8)}, False),
         ("text", {"unlearned": (5.3, 5.0), "original": (1.8, 1.8)}, True),

@@ -204,6 +204,9 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     forgotten = start - known if is_text else known - start
     if forgotten <= 0:
         return None, "the model remembers the forget set as well as the original does", 0
+    if not is_text and retrained is None and forgotten < _MARGIN:
+        still = f"the model recognises {start:.0%} of the records before the attack"
+        return None, f"{still}, as one that never saw them may; give --retain_model", 0
 
     def excess(steps: int) -> float:
         back = _given_back(result, UNLEARNED, steps)

@@ -192,7 +192,10 @@ class DataParallelLayout(Layout):
 def check_even(count: int) -> None:
     """Check that split pairing can divide so many processes into two halves."""
     if count % 2:
-        raise HamuError(f"split pairing needs an even number of processes; there are {count}")
+        raise HamuError(
+            f"split pairing needs an even number of processes; there are {count}: start one more, "
+            f"or give --pairing sequential"
+        )
 
 
 def side_of_process(rank: int, count: int) -> str:
