@@ -188,5 +188,5 @@ def test_an_objective_that_adds_nothing_up_is_named(monkeypatch):
 def test_an_unknown_output_is_an_error():
     with pytest.raises(HamuError, match=r"the model returned dict; expected logits"):
         logits_of({})
-    batch = {"pixel_values": torch.ones(2, 1, 2), "labels": LABELS}
+    batch = {"pixel_values": torch.ones(2, 1, 2), "labels": LABELS, "place": torch.ones(2)}
     assert predict_logits(nn.Flatten(), batch).shape == (2, 2)

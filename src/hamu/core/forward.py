@@ -41,7 +41,7 @@ def _arguments(
     features = {key: value for key, value in inputs.items() if key != "labels"}
     wrapped = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
     inner = model.module if wrapped else model
-    if hasattr(inner, "main_input_name") or set(features) != {"pixel_values"}:
+    if hasattr(inner, "main_input_name") or "pixel_values" not in features:
         return (), features
     return (features["pixel_values"],), {}
 

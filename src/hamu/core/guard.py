@@ -35,7 +35,7 @@ class StepTaken:
         forget_change: g_f·Δw, likewise.
         gain: change of the constrained, clipped loss in the promised direction, by block, [L]; None
             for methods without a constraint.
-        demand: η q_i, [L]; None likewise.
+        demand: η q_i, [L]; None likewise. Both are 0 of a step that was not taken.
         corrected: [L] bool, the blocks that fell short; None without correct_steps.
         lengths: ‖Δw_i‖ of each block, [L].
     """
@@ -92,7 +92,8 @@ class StepGuard:
         if correct_steps:
             if constrained is None:
                 raise HamuError(
-                    f"{pair.method.name} promises nothing; correct_steps needs hamu-q or hamu-u"
+                    f"{pair.method.name} promises nothing; correct_steps needs a method with a "
+                    f"constraint, such as hamu-q"
                 )
             check_steps_all(optimizer, pair)
         self._pair, self._optimizer = pair, optimizer
@@ -134,7 +135,8 @@ class StepGuard:
     @torch.no_grad()
     def after(self) -> StepTaken:
         """Measure, and correct if asked for; call it just after the optimizer's step."""
-        step, side, demand, corrected, gain = self._step, self._constrained, None, None, None
+        step, side, corrected = self._step, self._constrained, None
+        demand = gain = None if side is None else self._zeros  # of a step that is not taken
         if side is not None and step.decision == "step":
             status = step.weights.constraint
             assert status is not None
@@ -145,7 +147,7 @@ class StepGuard:
             if self._corrects:
                 corrected = self._correct(side, demand, scale)
         along = {one: self._along(one) for one in self.keep if one in step.kept}
-        if side is not None and demand is not None:
+        if side in along and step.decision == "step":
             gain = scale * along[side]
         retain, forget = (along[one].sum() if one in along else None for one in SIDES)
         moved = zip(self._pair.parameters, self._before, strict=True)
