@@ -58,7 +58,7 @@ def trainer_of(start, tmp_path):
 def test_texts_of_different_lengths_need_no_collator(auto, start, tmp_path):
     base, _, (retain, forget) = start
     lists = [
-        [{key: one.tolist() for key, one in data[i].items()} for i in range(6)]
+        [{"text": "", **{key: one.tolist() for key, one in data[i].items()}} for i in range(6)]
         for data in (retain, forget)
     ]
     assert len({len(item["labels"]) for item in lists[0]}) > 1

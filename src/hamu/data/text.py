@@ -480,7 +480,8 @@ def collate(items: Any) -> Mapping[str, Tensor]:
     """Make a batch: of texts by `TextCollator`, of images by stacking; one fetched whole stays."""
     if isinstance(items, Mapping) or "input_ids" not in items[0]:
         return images.collate(items)
-    tensors = [{key: torch.as_tensor(value) for key, value in item.items()} for item in items]
+    read = ("input_ids", "attention_mask", "labels")
+    tensors = [{key: torch.as_tensor(item[key]) for key in read if key in item} for item in items]
     return TextCollator()(tensors)
 
 
