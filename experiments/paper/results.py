@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.paper.experiment import Claim, Experiment, Figures
 from hamu.errors import HamuError
-from hamu.unlearning.record import plain
+from hamu.files import plain
 
 
 def result_of(one: Experiment, figures: Figures) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,15 @@ def write_whole(target: Path, text: str, *, private: bool = False) -> None:
         beside.write_text(text, encoding="utf-8")
         sync(beside)
         os.replace(beside, target)
+
+
+def plain(value: Any) -> Any:
+    """A value in strict JSON: lists in place of tuples, null in place of what is not finite."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def replace_folder(beside: Path, target: Path) -> None:

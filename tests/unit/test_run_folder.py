@@ -46,6 +46,14 @@ def test_a_folder_in_which_a_run_writes_is_refused_at_once(tmp_path):
     RunFolder(tmp_path / "out", overwrite=True)
 
 
+def test_what_is_no_number_is_null_in_json(tmp_path):
+    with RunFolder(tmp_path / "out") as folder:
+        path = folder.write_json("a.json", {"a": (float("nan"), 1.5, {"b": float("-inf")})})
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {
+        "a": [None, 1.5, {"b": None}]
+    }
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_of_two_that_began_together_the_second_to_write_is_refused_and_changes_nothing(
     tmp_path, overwrite

@@ -193,8 +193,8 @@ class RunFolder:
         return target
 
     def write_json(self, name: str, content: Any) -> Path:
-        """Write a JSON file."""
-        return self.write_text(name, json.dumps(content, indent=2, allow_nan=True) + "\n")
+        """Write a file of strict JSON; see `plain`."""
+        return self.write_text(name, json.dumps(files.plain(content), indent=2) + "\n")
 
     def begin(self, settings: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Write a run's inputs and settings; the settings last, as they promise a run to resume."""

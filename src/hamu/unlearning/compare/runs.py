@@ -25,7 +25,7 @@ from hamu.evaluation.membership import auc_of
 from hamu.files import COMPARISON, CONFIG, EVALUATION, INPUTS, RECORD, parse_json, read_json
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.goals import kind_in
-from hamu.unlearning.record import plain, versions
+from hamu.unlearning.record import versions
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.run_folder import RunFolder
 
@@ -58,7 +58,7 @@ def finished_row(columns: Row, run: Path, seconds: float | None, level: Level | 
         "ended_because": steps["ended_because"],
         "environment": written_environment(record["environment"]),
     }
-    row = {"run": run.name, **columns, **plain(found), "seconds": seconds, "failed": ""}
+    row = {"run": run.name, **columns, **files.plain(found), "seconds": seconds, "failed": ""}
     if row["forget_gain"] is None or row["retain_gain"] is None:
         row |= {"failed": "the losses of its model are not finite", "joint_gain": None}
     return row
@@ -98,7 +98,7 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
     and deviation.
     """
     evaluations = [read_json(run / EVALUATION, remove=run) for run in runs]
-    found = [plain(model_figures(evaluation, "before")) for evaluation in evaluations]
+    found = [files.plain(model_figures(evaluation, "before")) for evaluation in evaluations]
     return {
         key: value if all(one[key] == value for one in found) else _averaged(found, key)
         for key, value in (found[0] if found else {}).items()

@@ -40,7 +40,6 @@ from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
-from hamu.unlearning.record import plain
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
@@ -171,7 +170,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     attacked = None
     with folder:
         # first what is known, whatever becomes of what takes longer
-        folder.write_json(files.EVALUATION, plain(report))
+        folder.write_json(files.EVALUATION, report)
         folder.write_config(settings.given)
         if isinstance(task, TextTask):
             if tofu != TofuSets():
@@ -181,13 +180,13 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
                     report["tofu"]["forget_quality"] = forget_quality(ours, ratios)
                 if report.get("privleak") is not None:  # beside forget quality
                     report["tofu"]["privleak"] = report["privleak"]
-                folder.write_json(files.EVALUATION, plain(report))
+                folder.write_json(files.EVALUATION, report)
             if asked.generate:
                 report["metrics"] |= _answers(task, folder, model, problem, asked.generate)
         report["metrics"] |= named(model, predictions)
-        folder.write_json(files.EVALUATION, plain(report))
+        folder.write_json(files.EVALUATION, report)
         if asked.format:
-            folder.write_json(files.OPEN_UNLEARNING, plain(open_unlearning(report)))
+            folder.write_json(files.OPEN_UNLEARNING, open_unlearning(report))
         if attacks is not None:
             del model
             attacked = attacks(folder)
@@ -294,7 +293,7 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
             job = bar.add_task("attacks", total=len(models) * settings.work(names, kind))
             advance = partial(bar.advance, job)
             result = attack_all(loaded(bar), settings, task.args.seed, advance)
-        folder.write_json(files.ATTACK, plain(result.to_json()))
+        folder.write_json(files.ATTACK, result.to_json())
         plot_attacks(result, folder.path / files.ATTACK_PICTURE)
         return Attacked(folder.path, problem.forget_name, result)
 

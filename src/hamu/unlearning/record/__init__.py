@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import re
 from collections.abc import Iterator, Mapping
@@ -89,7 +88,7 @@ def write_record(
         "steps": {"ended_at": trainer.state.global_step, **measured["steps"], **logged_steps(run)},
         "figures": {**of_roles, "change": change},
     }
-    record = plain(found | {"statement": statement(found)})
+    record = files.plain(found | {"statement": statement(found)})
     folder.write_text(files.READABLE_RECORD, markdown(record))
     beside = [run / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
     record["files"] = {path.name: files.file_digest(path) for path in beside}
@@ -277,15 +276,6 @@ def _templates() -> Environment:
     environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"forgotten_words": forgotten_words, "meaning": meaning}
     return environment
-
-
-def plain(value: Any) -> Any:
-    """A value in strict JSON: lists in place of tuples, null in place of what is not finite."""
-    if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def logged_steps(run: Path) -> dict[str, int]:

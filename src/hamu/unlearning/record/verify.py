@@ -23,7 +23,6 @@ from hamu.unlearning.record import (
     logged_steps,
     markdown,
     measured_in,
-    plain,
     schema,
     violations,
 )
@@ -93,7 +92,7 @@ def _finding(
         return Finding(statement, None, why)
     try:
         tolerance = None if sources is None else TOLERANCE[sources.precision()]
-        wrong = "; ".join(_differences(recorded, plain(find()), tolerance))
+        wrong = "; ".join(_differences(recorded, files.plain(find()), tolerance))
     except Unavailable as error:
         return Finding(statement, None, str(error))
     except HamuError as error:
