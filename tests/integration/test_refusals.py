@@ -105,6 +105,9 @@ train --data cats --model resnet8 => cats has one class alone, cat; a classifier
 unlearn --data a.npz --model image => say what to forget of images with one of --forget_class
 unlearn IMAGE --forget_class 1 => got --forget_class and --forget_rows
 unlearn IMAGE --forget_filter name=Ada => one of --forget_class, --forget_rows, --forget_data; got --forget_rows
+unlearn TEXT --image_size 8 => image_size 8 is not for records; leave it out
+unlearn IMAGE --lora => lora True is not for images; leave it out
+unlearn IMAGE --load_in_4bit => load_in_4bit True is not for images; leave it out
 unlearn IMAGE --rho 0.5 => rho is for --forget_class; leave it out with --forget_rows
 unlearn --recipe tofu-llama2-lora --model x --data_dir d => --data_dir d has no effect on hub:locuslab/TOFU:full@train and
 unlearn IMAGE --output_dir mine --overwrite => holds thesis.txt, which is not of a run

@@ -51,6 +51,11 @@ from hamu.unlearning.trainer.resumable import to_channels_last
 Problem = UnlearningData[Any]
 Figures = dict[str, Any]
 _WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
+_OF_IMAGES = ("image_size", "num_channels", "image_column", "label_column")
+_OF_TEXTS = (
+    *("prompt_column", "answer_column", "alternative_column", "base_model", "tokenizer"),
+    *("model_dtype", "load_in_4bit", "lora", "merge", *OF_AN_ADAPTER),
+)
 _IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 
 
@@ -86,6 +91,7 @@ class Task(ABC):
     built_in: str  # names of the models that `hamu train` makes, a regular expression
     configs: tuple[str, ...]  # a saved model has one of these files
     reads: tuple[str, ...]  # the options of reading
+    foreign: tuple[str, ...]  # options that are for the other kind
     collator: Callable[[Any], Mapping[str, Any]]
     predictor: Callable[..., Any]
     has_test_split: Callable[[str], bool]
@@ -97,6 +103,9 @@ class Task(ABC):
         self.args.settle_batch_sizes(is_text=isinstance(self, TextTask))
         self.original_model: str | None = settings.value("original_model")
         self.classes_of = self.run.model
+        for name in self.foreign:
+            if self.given.get(name):
+                raise HamuError(f"{name} {self.given[name]} is not for {self.noun}; leave it out")
         self.reading = {name: getattr(self.data, name) for name in self.reads}
         self.trust: dict[str, Any] = {"trust_remote_code": self.run.trust_remote_code}
         self._told: set[str] = set()
@@ -338,7 +347,8 @@ class ImageTask(Task):
     bundled = DIGITS
     built_in = classifiers.NEW_CLASSIFIER
     configs = (storage.CONFIG,)
-    reads = ("image_size", "num_channels", "image_column", "label_column")
+    reads = _OF_IMAGES
+    foreign = _OF_TEXTS
     collator = staticmethod(images.collate)
     predictor = staticmethod(predict)
     has_test_split = staticmethod(images.has_test_split)
@@ -415,6 +425,7 @@ class TextTask(Task):
     built_in = language.TINY
     configs = storage.CONFIGS
     reads = ("question_template", "answer_prefix", "prompt_column", "answer_column")
+    foreign = _OF_IMAGES
     collator = TextCollator()
     predictor = staticmethod(predict_tokens)
     has_test_split = staticmethod(text.has_test_split)
