@@ -3,7 +3,7 @@
 import itertools
 import math
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
@@ -214,10 +214,12 @@ def test_the_record_sums_up():
     for wrecked in (math.inf, -math.inf, math.nan):
         record.add(outcome((-1.0, 1.0), (wrecked, 1.0)))
     ratios = {"retain": 1.0, "forget": 1.0}  # of those that are numbers
-    expected = {"checked": 5, "judged": 2, "kept": 0.5, "median_ratio": ratios}
+    expected = {"checked": 5, "judged": 2, "clamped": 0, "kept": 0.5, "median_ratio": ratios}
     assert record.summary() == PromiseRecord(**asdict(record)).summary() == expected
     words = "of 5 checked steps 2 had a demand above rounding, of which 50% realised"
     assert kept_in_words(expected).startswith(words)
+    record.add(replace(outcome((-1.0, 1.0), (0.0, 2.0), demand=1.0), clamped=True))
+    assert kept_in_words(record.summary()).endswith("of it (1 time cut to what is possible)")
 
 
 def test_plain_descent_is_recognised():

@@ -50,6 +50,7 @@ class StepOutcome:
         constrained: the side with a demand, None for methods without a constraint.
         demand: what was demanded of it, 0 without.
         noise: changes below this are rounding.
+        clamped: whether more was demanded than is possible, and `demand` is less.
     """
 
     promised: dict[str, float]
@@ -58,6 +59,7 @@ class StepOutcome:
     constrained: str | None
     demand: float
     noise: float
+    clamped: bool = False
 
     def ratio(self, side: str) -> float | None:
         """Realised over promised; None where what was promised is rounding."""
@@ -112,6 +114,7 @@ class PromiseRecord:
 
     checked: int = 0
     kept: list[bool] = field(default_factory=list)  # of each with a demand above rounding
+    clamped: int = 0  # of these
     ratios: dict[str, list[float]] = field(default_factory=lambda: {"retain": [], "forget": []})
 
     def add(self, outcome: StepOutcome) -> None:
@@ -123,14 +126,16 @@ class PromiseRecord:
                 self.ratios[side].append(ratio)
         if outcome.kept is not None:
             self.kept.append(outcome.kept)
+            self.clamped += outcome.clamped
 
     def summary(self) -> dict[str, Any] | None:
-        """Counts of checked and judged steps, the share that kept its demand, median ratios."""
+        """Counts of checked, judged, clamped steps, share that kept the demand, median ratios."""
         if not self.checked:
             return None
         return {
             "checked": self.checked,
             "judged": len(self.kept),
+            "clamped": self.clamped,
             "kept": sum(self.kept) / len(self.kept) if self.kept else None,
             "median_ratio": {side: median(found) for side, found in self.ratios.items() if found},
         }
@@ -143,9 +148,12 @@ def kept_in_words(summary: dict[str, Any]) -> str:
     if kept is None:
         return f"{steps} none had a demand above rounding"
     realised = f"{kept:.0%} realised at least {KEPT:.0%} of"
+    clamped = summary.get("clamped", 0)  # older records lack it
+    times = "1 time" if clamped == 1 else f"{clamped:,} times"
+    cut = f" ({times} cut to what is possible)" if clamped else ""
     if judged == checked:
-        return f"{steps} {realised} what was demanded"
-    return f"{steps} {judged:,} had a demand above rounding, of which {realised} it"
+        return f"{steps} {realised} what was demanded{cut}"
+    return f"{steps} {judged:,} had a demand above rounding, of which {realised} it{cut}"
 
 
 def next_scale(scale: float, trust: float, most: float) -> float:
@@ -409,6 +417,8 @@ class StepWatch(TrainerCallback):
         constrained = None if constraint is None else constraint.constrained
         demand = torch.zeros(()) if constrained is None else demand / clip[constrained]
         tensors = {"length": length, "demand": demand}
+        if constraint is not None:
+            tensors["clamped"] = (constraint.fraction > 1).any()
         for side, loss in after.items():
             tensors |= {f"{side} promised": changes[side], f"{side} norm": norms[side]}
             tensors |= {f"{side} realised": loss - self._before[side], f"{side} loss": loss}
@@ -422,6 +432,7 @@ class StepWatch(TrainerCallback):
             constrained=constrained,
             demand=read["demand"],
             noise=8 * _FLOAT32 * largest + self.passes.roughness(),
+            clamped=read.get("clamped", 0.0) > 0,
         )
 
     def _first_order(
