@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+import hamu
 from hamu.cli import main
 from hamu.unlearning.trainer.resumable import Checkpoints
 
@@ -84,6 +85,8 @@ def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(
     assert sorted(Path("broken").glob("checkpoint-*")) == left, "none was damaged"
     assert main(["unlearn", "--resume", "--output_dir", "broken", "--per_device_train_batch_size", "64",
                  *(layout and ("--shard", "False"))]) == 0  # fmt: skip
+    # what several processes did, one looks at
+    assert {one.holds for one in hamu.verify("broken").findings} == {True}
     end, broken, one_less = (
         load_file(tmp_path / folder / "model.safetensors")
         for folder in ("whole/model", "broken/model", "whole/checkpoint-7")

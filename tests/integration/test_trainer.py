@@ -190,11 +190,17 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
     another = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
         trainer_of(model, optimizers=(another, None))
-    sharded = SimpleNamespace(shard=True, needs_alternatives=False)
+    sharded = SimpleNamespace(shard=True, needs_alternatives=False, check_processes=list)
     none = {"retain_dataset": [], "forget_dataset": []}
     for args, given, message in (
         (sharded, {"optimizers": (another, None)}, "holds the whole parameters, which --shard"),
         (UnlearnConfig("unused"), {"compute_metrics": print}, "compute_metrics is for a batch of"),
+        (
+            UnlearnConfig("unused"),
+            {"train_dataset": []},
+            "train_dataset is the trainer's own; give",
+        ),
+        (UnlearnConfig("unused", shard=True), {}, "--shard cuts a model, both gradients and the"),
     ):
         with pytest.raises(HamuError, match=message):
             UnlearnTrainer(model, args, **none, **given)

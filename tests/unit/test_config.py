@@ -59,7 +59,6 @@ def test_training_and_unlearning_refuse(settings, message):
         ),
         ({"label_smoothing_factor": 0.1}, "label_smoothing_factor 0.1 has no place in unlearning"),
         (OFFLOAD | GOAL, f"auto {NEEDS_BOTH}"),
-        (SHARD, "--shard cuts a model, both gradients and the optimizer's state over several"),
         ({"max_retain_increase": 0.1}, "max_retain_increase has no effect without --auto"),
         (GOAL | {"max_retain_increase": -1.0}, "max_retain_increase -1.0 must be 0 or more"),
         (GOAL | {"goal": "gone"}, "goal 'gone' is unknown; choose one of unseen, retrained"),
@@ -72,14 +71,23 @@ def test_training_and_unlearning_refuse(settings, message):
         (GOAL | {"load_best_model_at_end": True}, "load_best_model_at_end True does not go with"),
         (GOAL | {"method": "gdiff"}, "method gdiff does not go with --auto; leave it out"),
         (LASTING | {"forget_objective": "npo"}, "forget_objective npo does not go with --lasting"),
-        (LASTING | {"method": "ga"}, "lasting looks ahead in one process, with both gradients"),
-        (TWO | SHARD | SPLIT, "--shard cuts a model, both gradients and the optimizer's state"),
-        (TWO | SHARD | {"optim": "adafactor"}, "--shard cuts a model, both gradients and the opt"),
+        (LASTING | {"method": "ga"}, "lasting looks ahead with both gradients, but ga has one"),
+        (GOAL | {"optim": "sgd"}, "optim sgd does not go with --auto, whose rates are"),
+        (
+            GOAL | {"lr_scheduler_type": "linear"},
+            "lr_scheduler_type linear does not go with --auto",
+        ),
+        ({"lookahead_steps": 20}, "lookahead_steps has no effect without --lasting; add it, or"),
+        (
+            {"fp16": True, "use_cpu": True},
+            "fp16 needs a GPU: on a CPU training would be in float32",
+        ),
+        ({"remove_unused_columns": True}, "remove_unused_columns: collators do; leave it out"),
+        (TWO | SHARD | SPLIT, "--shard goes with sequential pairing and without adafactor; leave"),
+        (TWO | SHARD | {"optim": "adafactor"}, "--shard goes with sequential pairing and without"),
         (TWO | SPLIT | {"method": "ga"}, "split pairing needs both sides, but ga has one; leave"),
-        (SPLIT | {"processes": 3}, "split pairing needs an even number of processes; there are 3"),
         (TWO | SHARD | {"correct_steps": True}, f"correct_steps {NEEDS_BOTH}"),
         (TWO | SPLIT | {"trust_region": True}, f"trust_region {NEEDS_BOTH}"),
-        (TWO | LASTING, "lasting looks ahead in one process, with both gradients; there are 2"),
     ],
 )
 def test_unlearning_refuses(monkeypatch, settings, message):
@@ -87,6 +95,21 @@ def test_unlearning_refuses(monkeypatch, settings, message):
     monkeypatch.setenv("WORLD_SIZE", str(settings.pop("processes", 1)))
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         UnlearnConfig(output_dir="unused", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "processes", "message"),
+    [
+        (SHARD, 1, "--shard cuts a model, both gradients and the optimizer's state over several"),
+        (SPLIT, 3, "split pairing needs an even number of processes; there are 3"),
+        (LASTING, 2, "lasting looks ahead in one process, not 2"),
+    ],
+)
+def test_settings_for_another_number_of_processes(monkeypatch, settings, processes, message):
+    args = UnlearnConfig(output_dir="unused", **settings)  # a run may be looked at by one
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    with pytest.raises(HamuError, match="^" + re.escape(message)):
+        args.check_processes()
 
 
 @pytest.mark.parametrize("config", [TrainConfig, UnlearnConfig])

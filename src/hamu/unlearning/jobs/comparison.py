@@ -54,6 +54,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     environment = dict(os.environ)  # of the runs; reading settings changes it
     settings = settings_of("compare", options)
     asked, args = settings.of(CompareOptions), settings.of(UnlearnConfig)
+    args.check_processes()
     attacks = settings.of(AttackSettings)
     _check_attacks(asked, args, attacks)
     build_metrics()  # a broken one is to cost no run

@@ -174,6 +174,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     console = console or silent()
     settings = settings_of("unlearn", options)
     args, run = settings.of(UnlearnConfig), settings.of(RunOptions)
+    args.check_processes()
     if not args.eval_on_start:
         raise HamuError("eval_on_start measures the baseline of every figure; leave it on")
     if run.dry_run:

@@ -16,7 +16,7 @@ from transformers.integrations import integration_utils
 from transformers.utils import logging
 
 from hamu.core.distributed import check_even, world_size
-from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, build_method
+from hamu.core.methods import Method, StoppingRule, build_method
 from hamu.core.objectives import OBJECTIVES, build_objective
 from hamu.core.pair import OFFLOADS
 from hamu.errors import HamuError
@@ -58,6 +58,12 @@ _WITH: dict[str, dict[str, tuple[Any, ...]]] = {
         "distribution": ("norm_product",),
         "trust_region": (False,),
         "forget_objective": (None, "bounded"),
+        "constraint": (0.5,),  # of what is possible; its controller moves it
+        "constraint_mode": ("absolute", "relative"),
+        "stopping": ("aggregate", "off"),
+        "on_infeasible": ("stop", "clamp"),
+        "lr_scheduler_type": ("constant",),
+        "warmup_steps": (0,),
         "load_best_model_at_end": (False,),  # its controller keeps the best state
         "freeze_batchnorm": (True,),  # it goes back to weights, not to statistics
         "dataloader_num_workers": (0,),  # it chooses the records of the next step by the last
@@ -67,6 +73,13 @@ _WITH: dict[str, dict[str, tuple[Any, ...]]] = {
         "trust_region": (False,),  # the forget loss is taken elsewhere, where no step is judged
         "forget_objective": (None, "bounded"),
     },
+}
+# Settings that have an effect with another alone.
+_NEEDS = {
+    "max_retain_increase": "auto",
+    "lookahead_steps": "lasting",
+    "lookahead_rate": "lasting",
+    "trust_region_growth": "trust_region",
 }
 # Values that transformers leaves unchecked: the first are positive, the others may be 0.
 _LARGEST = torch.finfo(torch.float32).max
@@ -122,6 +135,7 @@ class TrainConfig(TrainingArguments):
             value, least = getattr(self, name, None), "0 or more" if name in _REST else "positive"
             is_in_range = value is None or 0 < value <= _LARGEST or (name in _REST and value == 0)
             _check(is_in_range, f"{name} {value} must be {least}, and finite in float32")
+        _check(not self.remove_unused_columns, "remove_unused_columns: collators do; leave it out")
         for name in ("seed", "data_seed"):
             value = getattr(self, name)
             _check(value is None or 0 <= value < 2**32, f"{name} {value} must be 0 to {2**32 - 1}")
@@ -150,6 +164,10 @@ class TrainConfig(TrainingArguments):
         if not self.use_cpu and str(torch.accelerator.current_accelerator()) == "mps":
             _warn_once("the CPU is used: this machine's accelerator, mps, has no float64")
             self.use_cpu = True
+        _check(
+            not (self.fp16 and self.use_cpu),
+            "fp16 needs a GPU: on a CPU training would be in float32; give --bf16, or neither",
+        )
         trackers = named_trackers(self.report_to)
         super().__post_init__()  # type: ignore[no-untyped-call]
         if self.n_gpu > 1:  # else a DataParallel: no autocast, and larger batches
@@ -254,7 +272,7 @@ class UnlearnConfig(TrainConfig):
 
     learning_rate: float = _option(1e-4, "Learning rate.")
     num_train_epochs: float = _option(5, "Passes over the retain data, at most.")
-    optim: str = _option("sgd", "Optimizer: sgd (the paper; --auto: adamw_torch), adafactor, ...")
+    optim: str = _option(None, "Optimizer: sgd (the paper), by default with --auto adamw_torch.")
     max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0: none.")
     logging_steps: float = _option(1, "Steps from one log entry to the next.")
     eval_strategy: str = _option("epoch", "When to evaluate: no, steps, epoch.")
@@ -286,13 +304,14 @@ class UnlearnConfig(TrainConfig):
                 _check(value in values, f"{name} {value} does not go with --{option}; leave it out")
         if self.lasting:
             _check(
-                world_size() == 1 and method.uses_retain and method.uses_forget,
-                f"lasting looks ahead in one process, with both gradients; there are "
-                f"{world_size()}, and the method is {self.method}",
+                method.uses_retain and method.uses_forget,
+                f"lasting looks ahead with both gradients, but {self.method} has one",
             )
             self.forget_objective, self.check_steps = "bounded", 0
         if self.auto:
+            _check(self.optim != "sgd", "optim sgd does not go with --auto, whose rates are Adam's")
             self._settle_goal()
+        self.optim = self.optim or "sgd"
         if self.greater_is_better is None:
             metric = str(self.metric_for_best_model).removeprefix("eval_")
             self.greater_is_better = metric not in _LOWER_IS_BETTER
@@ -318,13 +337,13 @@ class UnlearnConfig(TrainConfig):
             f"{self.method} remembers its steps, of which --trust_region undoes some; leave it out",
         )
         _check(
-            not self.correct_steps or isinstance(method, HamuQ | HamuU),
-            f"{self.method} promises nothing; --correct_steps needs hamu-q or hamu-u",
+            not self.correct_steps or method.constrained is not None,
+            f"{self.method} promises nothing; --correct_steps needs a constraint, as hamu-q has",
         )
-        _check(
-            self.auto or self.max_retain_increase is None,
-            "max_retain_increase has no effect without --auto; add it, or leave it out",
-        )
+        for name, needed in _NEEDS.items():
+            is_default = getattr(self, name) == self.__dataclass_fields__[name].default
+            lack = f"without --{needed}; add it, or leave it out"
+            _check(is_default or getattr(self, needed), f"{name} has no effect {lack}")
         defaults = {f.name: f.default for f in fields(TrainingArguments)}
         for name in _WITHOUT_EFFECT:
             value = getattr(self, name, None)
@@ -340,10 +359,8 @@ class UnlearnConfig(TrainConfig):
             f"leave pairing at sequential, and --shard and --offload_grads out",
         )
         _check(
-            not self.shard or (world_size() > 1 and not is_split and self.optim != "adafactor"),
-            "--shard cuts a model, both gradients and the optimizer's state over several "
-            "processes; start them with torchrun, with sequential pairing and without adafactor, "
-            "or give --shard False",
+            not self.shard or (not is_split and self.optim != "adafactor"),
+            "--shard goes with sequential pairing and without adafactor; leave these out",
         )
         if is_split:
             _check(
@@ -351,13 +368,24 @@ class UnlearnConfig(TrainConfig):
                 f"split pairing needs both sides, but {self.method} has one; leave pairing at "
                 f"sequential",
             )
-            check_even(world_size())
         for name in ("correct_steps", "trust_region", "auto"):
             _check(
                 not getattr(self, name),
                 f"{name} needs both whole gradients in each process; leave pairing at sequential, "
                 f"and --shard and --offload_grads out",
             )
+
+    def check_processes(self) -> None:
+        """Check that there are as many processes as these settings need; a HamuError if not."""
+        count = world_size()
+        if self.pairing == "split":
+            check_even(count)
+        _check(
+            not self.shard or count > 1,
+            "--shard cuts a model, both gradients and the optimizer's state over several "
+            "processes; start them with torchrun, or give --shard False",
+        )
+        _check(not self.lasting or count == 1, f"lasting looks ahead in one process, not {count}")
 
     def _settle_goal(self) -> None:
         """Set what the controller of a run by goal relies on."""
@@ -366,7 +394,7 @@ class UnlearnConfig(TrainConfig):
         self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
         self.stopping, self.on_infeasible, self.lr_scheduler_type = "off", "clamp", "constant"
         self.check_steps = self.check_steps or 0
-        self.optim = "adamw_torch" if self.optim == "sgd" else self.optim
+        self.optim = self.optim or "adamw_torch"
         if self.eval_strategy == "epoch":
             self.eval_strategy = "no"  # the controller measures
 
@@ -427,7 +455,7 @@ def unused_settings(method: Method) -> set[str]:
     unused |= set(_METHOD_FIELDS) - own
     unused |= set() if "stopping" in own else {*_STOPPING_FIELDS, "stopping_records"}
     unused |= {"trust_region"} if method.remembers else set()
-    return unused if isinstance(method, HamuQ | HamuU) else unused | {"correct_steps"}
+    return unused | ({"correct_steps"} if method.constrained is None else set())
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:

@@ -61,6 +61,7 @@ from hamu.unlearning.trainer.sides import (
 
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
+_SETS_OF_THE_TRAINER = {"train_dataset", "eval_dataset"}
 _OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
 _REMEDIES = {
     "not finite": "; lower the learning rate, or look for records with values that are not finite",
@@ -535,6 +536,11 @@ def _batchnorms(model: nn.Module, args: UnlearnConfig) -> list[nn.Module]:
 
 
 def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any], forget: Any) -> None:
+    args.check_processes()
+    for name in _SETS_OF_THE_TRAINER & given.keys():
+        raise HamuError(
+            f"{name} is the trainer's own; give retain_dataset, forget_dataset, test_dataset"
+        )
     if args.needs_alternatives and getattr(forget, "alternatives", None) is None:
         raise HamuError(
             f"the forget objective {args.objectives()['forget']} needs another answer to each "
