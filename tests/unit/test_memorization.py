@@ -110,13 +110,16 @@ def test_gibberish_is_told_from_language_by_form():
     drawn = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     noise = [" ".join("".join(drawn.choices(letters, k=6)) for _ in range(8)) for _ in range(20)]
-    known, unseen = (TEXTS[n : n + 120] for n in (0, 120))
+    known, unseen = TEXTS[:200], TEXTS[200:]
     assert gibberish(noise, known) == 1.0
     assert gibberish(["the the the the the the", "", "...", " \n"], known) == 1.0
     assert gibberish(unseen, known) == 0.0
     assert gibberish(["I don't know.", "Sorry, no idea at all", "Ness", "1985"], known) == 0.0
     assert gibberish([*noise, *unseen[:20]], known) == 0.5
     assert gibberish(["Ness"], TEXTS[:19]) is None
+    few = [text[:12] for text in unseen]
+    assert gibberish(few, TEXTS[:20]) == 0.0, "too few texts to tell short answers"
+    assert gibberish(noise, TEXTS[:20]) == 1.0
     mixed = [drawn.sample(unseen[n], 14) for n in range(30)]
     mixed = ["".join(one).strip() + "." for one in mixed]
     slow = [slow_gain(text, known) <= 0 for text in mixed]

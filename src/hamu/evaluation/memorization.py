@@ -19,7 +19,8 @@ from hamu.evaluation.predictions import TokenPredictions
 
 _PROMPT, _CONTINUATION, _ANSWER = 200, 128, 32  # tokens, as in MUSE
 _FEWEST = 20  # texts that tell language from gibberish
-_SHORT = 10  # characters that are too few to judge
+_MANY = 200  # texts that tell short answers too: with 50, of 10 characters 15 % were mistaken
+_SHORT, _LONGER = 10, 40  # characters from which on an answer is judged, with many texts or few
 
 
 def exact_memorization(predictions: TokenPredictions) -> Tensor:
@@ -68,10 +69,11 @@ def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
     """Share of answers that are no language by their form; None with fewer than 20 real texts.
 
     An answer is gibberish if it has no letter or digit, if more than half of its pairs of words
-    repeat earlier ones, or, from ten characters on, if Σ log p(c_i | c_i-2, c_i-1) ≤ Σ log p(c_i)
-    over its characters: the trigrams of the texts, interpolated with bigrams and unigrams by ½
-    each, explain it no better than the frequency of letters does. It needs no classifier of a hub,
-    and reads any language that the texts are in; words in a senseless order pass.
+    repeat earlier ones, or, from ten characters on (40 with fewer than 200 texts), if
+    Σ log p(c_i | c_i-2, c_i-1) ≤ Σ log p(c_i) over its characters: the trigrams of the texts,
+    interpolated with bigrams and unigrams by ½ each, explain it no better than the frequency of
+    letters does. It needs no classifier of a hub, and reads any language that the texts are in;
+    words in a senseless order pass.
 
     Args:
         answers: at least one generated text.
@@ -79,6 +81,7 @@ def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
     """
     if len(texts) < _FEWEST:
         return None
+    least = _SHORT if len(texts) >= _MANY else _LONGER
     grams = [Counter(g for text in texts for g in _grams(text, n)) for n in (1, 2, 3)]
     starts = [Counter(g[:-1] for g in one.elements()) for one in grams]
     size = len(grams[0]) + 1  # and one for all other characters
@@ -99,7 +102,7 @@ def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
         pairs = list(pairwise(words))
         is_empty = not any(sign.isalnum() for sign in text)
         repeats = 2 * len(set(pairs)) < len(pairs)
-        return is_empty or repeats or (len(text.strip()) >= _SHORT and order_gain(text) <= 0)
+        return is_empty or repeats or (len(text.strip()) >= least and order_gain(text) <= 0)
 
     return fmean(map(is_gibberish, answers))
 
