@@ -93,6 +93,19 @@ def test_the_dual_variable_falls_to_0_and_rises_above_the_limit():
     assert pair.state_dict()["memory"] == pytest.approx([0.3, 2.2])
 
 
+def test_the_retain_gradient_of_a_step_is_kept_beside_the_mean():
+    pairs = pair_of("gru-ema"), pair_of("gru-ema")
+    for retain, forget, losses in gradients():
+        for pair in pairs:
+            collect_both(pair, retain, forget, losses)
+        step = pairs[0].combine(keep=("retain", "forget"))
+        pairs[1].combine()
+        assert torch.equal(flat(step.kept["retain"]), flat(retain))
+        assert torch.equal(flat(step.kept["forget"]), flat(forget))
+        both = ([p.grad for p in pair.parameters] for pair in pairs)
+        assert torch.equal(*map(flat, both))
+
+
 def test_pdu_without_losses_and_gru_ema_with_parts_or_a_scaler_are_refused(tmp_path):
     first, (pdu, gru_ema) = next(gradients()), map(pair_of, RULES)
     collect_both(pdu, *first)

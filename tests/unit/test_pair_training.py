@@ -10,9 +10,9 @@ from helpers import flat
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
+from hamu.core.gram import SIDES
 
 METHOD = HamuQ(0.3, constraint_mode="relative", stopping="off")
-SIDES = ("retain", "forget")
 
 
 def make_model(dtype=torch.float64):
@@ -261,4 +261,7 @@ def test_settings_that_exclude_each_other_are_refused():
     with pytest.raises(HamuError, match="keep needs both whole gradients in each process"):
         pair.combine(keep=("retain",))
     with pytest.raises(HamuError, match="offload_grads needs both whole gradients in each process"):
-        pair.use(SimpleNamespace(is_whole=False))
+        pair.use(SimpleNamespace(is_whole=False, sides=SIDES))
+    one_sided = PairedGradients(Net(), build_method("ga"))
+    with pytest.raises(HamuError, match="split pairing needs both sides, but ga has one"):
+        one_sided.use(SimpleNamespace(is_whole=False, sides=SIDES[:1]))

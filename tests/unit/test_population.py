@@ -202,6 +202,12 @@ def test_running_means_begin_anew_from_a_state_without_and_end_in_a_pair_without
     assert run(without, draws)[-1].population is None
 
 
+def test_running_means_of_another_half_life_are_refused():
+    state = pair_of(half_life=64.0).state_dict()
+    with pytest.raises(HamuError, match=r"other settings: half_life 64\.0 \(now 320\.0\)"):
+        pair_of(half_life=320.0).load_state_dict(state)
+
+
 @pytest.mark.parametrize("finite", [0, 1, 2])
 def test_too_few_finite_gradients_give_no_estimate(finite):
     draws, pair = drawn(24, cos=0.9, deviation=0.1), pair_of(half_life=8.0)

@@ -34,6 +34,10 @@ def test_a_window_counts_a_step_that_need_not_hurt_as_one_with_room():
     # means over three: 1.13, 1.1, 1.0
     assert not any(memory.update(*step) for step in steps)
     assert memory.update(0.7)
+    said = memory.explain(0.5, 0.5, 0.35, some_demand_is_free=True)
+    assert said.startswith("the mean of the last 3 headrooms, 0.7667, is below 1 (aggregate);")
+    said = StoppingMemory(StoppingRule(margin=0.2)).explain(0.5, 0.5, 0.5446, True)
+    assert said.startswith("the demand 0.5 with its margin, 0.6, leaves no room below 0.5446, the")
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])

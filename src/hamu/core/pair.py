@@ -46,6 +46,9 @@ OFFLOADS = ("none", "bf16", "cpu")
 class PairStep:
     """Result of one combine. Tensors stay on the device; reading one synchronises.
 
+    A method with a `retain_decay` weighs its mean of retain gradients: that is the g_r of all but
+    `kept`.
+
     Attributes:
         gram: Gram of the clipped gradients, [L].
         weights: the method's weights for the clipped gradients, [L], with its constraint's status.
@@ -234,6 +237,8 @@ class PairedGradients:
                 f"{self.method.name} keeps a third gradient and needs both others whole in each "
                 f"process; leave out offload_grads, sharding and split pairing"
             )
+        if len(layout.sides) < 2 and not (self.method.uses_retain and self.method.uses_forget):
+            raise HamuError(f"split pairing needs both sides, but {self.method.name} has one")
         for name, given in (("half_life", self.half_life), ("offload_grads", is_offloaded)):
             if given and not layout.is_whole:
                 raise HamuError(f"{name} needs both whole gradients in each process; leave it out")
@@ -351,7 +356,11 @@ class PairedGradients:
             self._measure_here()
         retain, forget = self.layout.take(grads)
         _check_apart(retain, forget)
+        kept: dict[str, Grads] = {side: list(grads[side]) for side in keep}
         if self.method.retain_decay:
+            if "retain" in keep:
+                kept["retain"] = [None if g is None else g.clone() for g in retain]
+            keep = {*keep} - {"retain"}
             self._average(retain, scaler)
         unscale = None
         if scaler is not None and scaler.is_enabled():  # its `get_scale` would read from the device
@@ -359,9 +368,7 @@ class PairedGradients:
             unscale = scaler.scale(one).reciprocal()
         gram, weights, clip, read = self._weighed(retain, forget, unscale, losses)
         decision, cause, reason = self._decide(read)
-        kept: dict[str, Grads] = {}
         if decision == "step":
-            kept = {side: list(grads[side]) for side in keep}
             if weights.memory is not None:
                 self._numbers = weights.memory
             if self.method.retain_decay:
@@ -370,6 +377,7 @@ class PairedGradients:
             self._write(retain, forget, read["retain"], read["forget"], keep)
         elif unscale is not None:
             self._spoil(self.layout.give(_either(retain, forget)))
+        kept = kept if decision == "step" else {}
         told = (decision, reason, kept, read["unscale"], bool(read["finite"]), cause)
         population = None if self._population is None else self._population.status
         return PairStep(gram, weights, clip, *told, population)
@@ -389,11 +397,16 @@ class PairedGradients:
             state["mean"] = {name: mean for name, mean in both if mean is not None}
         if self._population is not None:
             state["population"] = self._population.state_dict()
+            state["half_life"] = self.half_life
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; a HamuError names settings in which it differs."""
-        ours, theirs = self._settings(), state["settings"]
+        ours, theirs = self._settings(), {**state["settings"]}
+        of_means = self._population is not None and state.get("population")  # else another layout
+        if of_means:
+            ours["half_life"] = self.half_life
+            theirs["half_life"] = state["half_life"]
         changes = [
             f"{key} {theirs.get(key)} (now {ours.get(key)})"
             for key in sorted(ours.keys() | theirs.keys())
@@ -404,7 +417,7 @@ class PairedGradients:
         self._memory.load_state_dict(state["stopping"])
         if "memory" in state:
             self._numbers = torch.tensor(state["memory"], dtype=torch.float64)
-        if self._population is not None and state.get("population"):  # else saved by another layout
+        if self._population is not None and of_means:
             self._population.load_state_dict(state["population"])
         mean, both = state.get("mean", {}), zip(self.names, self.parameters, strict=True)
         self._mean = [mean[n].to(p.device, copy=True) if n in mean else None for n, p in both]

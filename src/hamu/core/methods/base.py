@@ -41,6 +41,8 @@ class StoppingRule:
         patience: number of consecutive steps that must meet the criterion (App. G.3).
         window: number of steps over which to average the headroom (App. G.3).
 
+    With running means over batches both count their estimates, 16 in a half-life, not steps.
+
     Raises:
         HamuError: if a value is out of range.
     """
@@ -95,10 +97,18 @@ class StoppingMemory:
                 f"the demand {clipped_demand:.4g} has a price ({self.rule.criterion}), and so has "
                 f"every smaller one: every further step must hurt"
             )
-        left = math.floor(100 * free_limit / (demand * (1.0 + self.rule.margin)))
+        enough, criterion = 1.0 + self.rule.margin, self.rule.criterion
+        if self.rule.window > 1:
+            mean, steps = sum(self._headrooms) / len(self._headrooms), len(self._headrooms)
+            return (
+                f"the mean of the last {steps} headrooms, {mean:.4g}, is below {enough:g} "
+                f"({criterion}); a demand small enough still gains on both sides"
+            )
+        left = math.floor(100 * free_limit / (demand * enough))
+        margin = f" with its margin, {clipped_demand * enough:.4g}," if enough > 1 else ""
         return (
-            f"the demand {clipped_demand:.4g} leaves no room below {free_limit:.4g}, the most that "
-            f"the gradients sustain for free ({self.rule.criterion}); a demand small enough still "
+            f"the demand {clipped_demand:.4g}{margin} leaves no room below {free_limit:.4g}, the "
+            f"most that the gradients sustain for free ({criterion}); a demand small enough still "
             f"gains on both sides: the criterion is not met at "
             f"{f'{left}%' if left else 'less than 1%'} of the constraint"
         )

@@ -309,6 +309,7 @@ class StepWatch(TrainerCallback):
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """Sides whose gradients `combine` is to keep for the step to come."""
         is_plain = is_plain_descent(optimizer, self._pair.parameters)
+        is_plain &= not self._pair.method.retain_decay  # whose promises are for a mean of gradients
         can_keep, corrects = self._pair.can_keep, self._args.correct_steps
         if not can_keep and not is_plain:
             self.passes.clear()  # only both gradients would tell what became of g*
