@@ -139,6 +139,11 @@ def test_at_a_level_rows_are_ranked_by_the_gain_there_and_only_the_best_settings
     assert [one["method"] for one in found.rows] == ["ga", "gdiff", "ga", "ft", "kl"]
     assert found.best_settings() == {"ga": "ga-lr0.1", "gdiff": "gdiff-lr0.1"}
     assert found.level_gain == ("forget", 5.5)
+    lucky = [at_level("kl", gain) | {"seed": n} for n, gain in enumerate((-0.1, -0.9, None))]
+    steady = [at_level("kl", -0.5) | {"seed": n, "setting": "kl-lr1"} for n in range(3)]
+    of_seeds = Comparison((*lucky, *steady), None, Level("forget", 7.0))
+    assert of_seeds.best_settings() == {"kl": "kl-lr1"}, "one run may be luck"
+    assert Comparison(tuple(lucky), None, of_seeds.level).best_settings() == {"kl": "kl-lr0.1"}
     best = frozenset(found.best_settings().values())
     found = Comparison(found.found, found.start, found.level, best)
     assert [one["method"] for one in found.shown] == ["ga", "gdiff"]
