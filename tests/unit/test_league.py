@@ -1,6 +1,11 @@
 """The order of the league, and its table."""
 
+import json
+from pathlib import Path
+
 from experiments.league import ranked, table
+
+RESULTS = Path(__file__).parents[2] / "docs/results"
 
 
 def row(cost, back=0.5):
@@ -27,3 +32,8 @@ def test_the_table_gives_the_share_of_hamus_cost_where_both_pay():
     assert heads[-1] == "at 1", "no other level has a figure"
     assert (cells["cheap"][-1], cells["ties"][-1]) == ("+0.5000", "-")
     assert (cells["cheap"][3], cells["ties"][3]) == ("+0.0100…+0.0300", "-")
+
+
+def test_the_page_shows_what_was_measured():
+    page = (RESULTS / "league.md").read_text().splitlines()
+    assert {*table(json.loads((RESULTS / "league.json").read_text())).splitlines()} <= {*page}
