@@ -72,6 +72,7 @@ _WITH: dict[str, dict[str, tuple[Any, ...]]] = {
         "fp16": (False,),  # it would round away the steps ahead
         "trust_region": (False,),  # the forget loss is taken elsewhere, where no step is judged
         "forget_objective": (None, "bounded"),
+        "check_steps": (None, 0),
     },
 }
 # Settings that have an effect with another alone.
@@ -209,8 +210,10 @@ class UnlearnConfig(TrainConfig):
     on_infeasible: str = _option("stop", "If unmet: stop, clamp (the most possible) or skip.")
     stopping: str = _option("aggregate", "Stopping criterion: aggregate, any, global or off.")
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
-    stopping_patience: int = _option(1, "Stop after this many steps in a row that meet it.")
-    stopping_window: int = _option(1, "Average the criterion over this many steps.")
+    stopping_patience: int = _option(
+        1, "Stop after so many steps (with means: estimates) in a row that meet it."
+    )
+    stopping_window: int = _option(1, "Average the criterion over so many steps (estimates).")
     stopping_records: int = _option(
         2560, "Half-life of the criterion's means over batches, for smaller ones; 0: one batch."
     )
@@ -231,7 +234,8 @@ class UnlearnConfig(TrainConfig):
     trust_region_growth: float = _option(8.0, "Most by which --trust_region raises the rate.")
     check_steps: int | None = _option(
         None,
-        "Steps between two checks of promises; by default logged ones in 5% of the time, 0: never.",
+        "Steps between checks of promises, 0: none; by default logged ones in 5% of the time, "
+        "by goal 0.",
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (each its own) or once (the paper).")
