@@ -173,7 +173,7 @@ def draw_trajectories(
         end = points[-1] if ends is None else ends[place]
         (color, marker), is_first, label = styles[name], points is firsts[name], name
         if not all(low <= at <= high for at, (low, high) in zip(end, limits, strict=True)):
-            label += " (ends at {:.2g}, {:.2g})".format(*end)
+            label += " (ends at {:.3g}, {:.3g})".format(*end)
         look: dict[str, Any] = {"color": color, "alpha": 1.0 if is_first else 0.3}
         look["zorder"] = 2 + is_first
         width, label = 2.4 if name.startswith("hamu") else 1.3, label if is_first else "_hidden"
