@@ -73,6 +73,7 @@ def test_points_that_are_not_finite_are_refused(bad):
 def test_hypervolumes_are_seen_from_the_worst_retain_loss_within_bounds(worst, retain):
     assert hypervolume_reference(worst) == Gains(retain=retain, forget=0.0)
     assert Gains(retain=worst, forget=0.1).joint == min(worst, 0.1)
+    assert math.isnan(Gains(retain=worst, forget=math.nan).joint)
 
 
 def evaluated(*points, start=(0.5, 0.25)):

@@ -25,8 +25,8 @@ class Gains(NamedTuple):
 
     @property
     def joint(self) -> float:
-        """The smaller gain: above 0 where both sides have gained."""
-        return min(self)
+        """The smaller gain: above 0 where both sides have gained; NaN if one is NaN."""
+        return math.nan if any(map(math.isnan, self)) else min(self)
 
 
 def pareto_optimal(points: Sequence[Point]) -> list[bool]:
