@@ -71,6 +71,19 @@ def test_texts_of_different_lengths_need_no_collator(auto, start, tmp_path):
     assert trainer.state.global_step == 2
 
 
+def test_a_run_without_a_scored_token_says_that_no_step_was_taken(start, tmp_path):
+    base, _, (retain, forget) = start
+    masked = [item | {"labels": torch.full_like(item["labels"], -100)} for item in forget]
+    args = UnlearnConfig(
+        output_dir=str(tmp_path), max_steps=2, eval_strategy="no", report_to="none"
+    )
+    sides = {"retain_dataset": retain, "forget_dataset": masked}
+    trainer = UnlearnTrainer(copy.deepcopy(base), args, **sides)
+    trainer.train()
+    assert trainer.stop.kind == "skips"
+    assert trainer.stop_reason == "2 tried, and the last one skipped as a loss is not finite"
+
+
 def adapted(start, dtype=torch.float32):
     set_seed(1)
     return with_adapter(copy.deepcopy(start[0]).to(dtype), AdapterSettings(rank=2))
@@ -285,3 +298,5 @@ def test_the_last_token_that_is_not_padding_is_the_one_that_is_changed(side):
     with pytest.raises(HamuError, match="a model of type bert is not a causal"):
         check_causal_mask(model, batch | {"labels": ids})
     check_causal_mask(model, batch | {"labels": torch.tensor([1])})
+    with pytest.raises(HamuError, match="the tokenizer has token 99999, the model 320 embeddings;"):
+        check_causal_mask(model, {"input_ids": 99999 + 0 * ids, "labels": ids})

@@ -285,12 +285,7 @@ def longest_text(model: Any) -> int | None:
 def check_reads(model: Any, data: TextData) -> None:
     """Check that vocabulary and length fit the data, and try the shortest record of it."""
     trainable_parameters(model)
-    highest = max(int(ids.max()) for ids in data.tokens)
-    rows = len(model.get_input_embeddings().weight)  # an adapter around it has the weight too
-    if highest >= rows:
-        raise HamuError(
-            f"the tokenizer has token {highest}, the model {rows} embeddings; use its own tokenizer"
-        )
+    _check_vocabulary(model, max(int(ids.max()) for ids in data.tokens))
     longest, most = max(len(ids) for ids in data.tokens), longest_text(model)
     if most is not None and longest > most:
         raise HamuError(
@@ -299,6 +294,14 @@ def check_reads(model: Any, data: TextData) -> None:
     shortest = min(data.tokens, key=len).long().to(next(model.parameters()).device)[None]
     with reading(f"the model cannot read the records of {data.texts.source}"):
         check_causal_mask(model, {"input_ids": shortest, "labels": shortest})
+
+
+def _check_vocabulary(model: Any, highest: int) -> None:
+    rows = len(model.get_input_embeddings().weight)  # an adapter around it has the weight too
+    if highest >= rows:
+        raise HamuError(
+            f"the tokenizer has token {highest}, the model {rows} embeddings; use its own tokenizer"
+        )
 
 
 def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
@@ -310,6 +313,8 @@ def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     ids = batch.get("input_ids")
     if ids is None or ids.dim() != 2 or batch["labels"].shape != ids.shape:
         return
+    if hasattr(model, "get_input_embeddings"):
+        _check_vocabulary(model, int(ids.max()))
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
     refuse_encoder(config, kind)

@@ -20,6 +20,7 @@ from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untype
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
 from transformers import TrainerCallback
+from transformers.utils import logging
 
 from hamu.core.distributed import (
     DataParallelLayout,
@@ -59,6 +60,7 @@ from hamu.unlearning.trainer.sides import (
     set_figures,
 )
 
+_warn = logging.get_logger(__name__).warning
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
 _SETS_OF_THE_TRAINER = {"train_dataset", "eval_dataset"}
@@ -187,6 +189,10 @@ class UnlearnTrainer(ResumableTrainer):
         is_early = self.state.global_step < self.state.max_steps and not self.was_interrupted
         if self.stop == ALL_DONE and is_early:
             self.stop = BY_A_CALLBACK
+        if self.stop == ALL_DONE and self.steps_skipped and not self.steps_taken:
+            tried = f"{self.steps_skipped} tried, and the last one skipped as {self.skip_reason}"
+            self.stop = StopReason("skips", tried)
+            _warn(f"no step was taken, the model is as it was: {tried}")
         chosen = self.args.load_best_model_at_end or self.controller is not None
         if self.stop.kind == "retain loss" and not (chosen or self.was_interrupted):
             if self.state.best_model_checkpoint is None:
