@@ -33,6 +33,12 @@ def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
     assert hamu.verify(result.folder, no_models=True).count(False) == 0
 
 
+def test_rows_may_be_a_list(saved_model, tmp_path):
+    options = {"data": "digits", "model": str(saved_model), "method": "ga", "max_steps": 1}
+    done = hamu.unlearn(**options, forget_rows=[1, 2], output_dir=str(tmp_path / "run"))
+    assert done.figures["after"]["forget"]["samples"] == 2
+
+
 @pytest.mark.parametrize("job", ["train", "assess", "unlearn", "evaluate", "attack", "compare"])
 def test_an_unknown_option_is_refused_with_the_closest(job):
     with pytest.raises(

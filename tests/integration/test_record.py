@@ -294,13 +294,18 @@ def test_one_character_of_a_text_and_a_missing_one_are_noticed(texts, verify):
     assert "records: the record says" in found[is_recorded("forget")][1]
 
 
-def test_a_method_with_one_gradient_and_without_a_log(images, verify):
+def test_a_method_with_one_gradient_and_without_a_log(images, verify, capsys):
     words = ("--forget_rows", "1,2", "--method", "ga", "--max_steps", "1", "--overwrite")
-    words += ("--logging_strategy", "no", "--output_dir", "run")
+    words += ("--logging_strategy", "no", "--constraint", "0.3", "--output_dir", "run")
+    capsys.readouterr()
     assert run("unlearn", "--data", "data", "--model", "original", *words) == 0
+    said = capsys.readouterr().out
+    assert "constraint 0.3 has no effect with ga" in said
+    assert "demand" not in said, "there was none"
     record = strict(images / "run/record.json")
     assert (record["hardness"], record["promise"], record["steps"]["logged"]) == (None, None, 0)
     assert record["forget_set"]["description"] == "2 named rows"
+    assert "constraint" not in record["settings"]
     assert list(violations(record, schema())) == []
     assert verify("--no_models")[0] == 0
 

@@ -189,7 +189,7 @@ def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     run = example_run(tmp_path, observed=observed)
     run.evaluation["goal"] = goal(1, 8)
     words = words_of(run)
-    assert "8 of 20 records are forgotten by the goal unseen (their losses" in words
+    assert "8 of 20 records are forgotten by the goal unseen (those whose losses" in words
     assert "Before the run, 1 were." in words
     assert "(goal unseen) 1 of 20 → 8 of 20" in words
     assert "forget, after 8 of 20 0.1 0.575 1.05 1.525 2 test, before" in words

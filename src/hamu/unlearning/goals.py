@@ -38,12 +38,12 @@ _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
 _LEAST = 1e-12  # loss, whose log-odds are finite
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
 _MEANINGS = {
-    "unseen": "their losses are at least as high as those of records never trained on, as far as "
-    "chance (5 %) lets that be told",
-    "retrained": "each has at least the loss that it has under the retain model, to 0.1 in "
+    "unseen": "those whose losses are at least as high as those of records never trained on, as "
+    "far as chance (5 %) lets that be told",
+    "retrained": "those with at least the loss that they have under the retain model, to 0.1 in "
     "log-odds",
-    "erased": "each is taken for another class than its own",
-    "loss": "each has at least this loss",
+    "erased": "those taken for another class than their own",
+    "loss": "those with at least this loss",
 }
 _COMPARED = {
     "unseen by original model": ", compared with the original model's losses on the test data",

@@ -24,8 +24,8 @@ from hamu.unlearning.jobs import options as tables
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.record.inputs import edited, read_inputs, recorded
 from hamu.unlearning.run_folder import READS
-from hamu.unlearning.trainer import TrainConfig
-from hamu.unlearning.trainer.config import own_options
+from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
+from hamu.unlearning.trainer.config import own_options, unused_settings
 
 _Options = TypeVar("_Options")
 _RECIPES = resources.files("hamu.unlearning.jobs") / "recipes"
@@ -76,6 +76,8 @@ class Parser(HfArgumentParser):
                 value = value if isinstance(value, Iterable) else [value]
                 words += [f"--{name}", *map(str, value)]
             else:
+                if isinstance(value, list | tuple):
+                    value = ",".join(map(str, value))
                 words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
         found = vars(self.parse_args(words))
         return {name: found[name] for name in values}
@@ -164,8 +166,10 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
     run, args = settings.of(RunOptions), settings.of(TrainConfig)
     own = {**vars(settings.of(DataOptions)), **vars(run), "resume": None}
     own |= {name: getattr(args, name) for name in {*own_options(type(args)), *tables.SHOWN}}
-    if not run.lora:
-        own |= dict.fromkeys(tables.OF_AN_ADAPTER)  # they had no effect
+    # without what had no effect
+    own |= {} if run.lora else dict.fromkeys(tables.OF_AN_ADAPTER)
+    if isinstance(args, UnlearnConfig):
+        own |= dict.fromkeys(unused_settings(args.build_method()))
     return recorded(own, {name: getattr(args, name) for name in settings.given if name not in own})
 
 

@@ -33,6 +33,7 @@ from hamu.unlearning.record import write_model_card, write_record
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
+from hamu.unlearning.trainer.config import unused_settings
 from hamu.unlearning.trainer.logs import ProgressBar, StepLog, kept_open, silent
 from hamu.unlearning.trainer.promise import kept_in_words
 from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
@@ -184,6 +185,8 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         return Unlearned(place, read_json(place / EVALUATION), was_complete=True)
     build_metrics()  # a broken one is to cost no run
     task = choose_task(settings, console)
+    for name in sorted(unused_settings(args.build_method()) & settings.given.keys()):
+        task.tell(f"{name} {settings.given[name]} has no effect with {args.method}")
     folder, problem = task.start()
     task.settle_adapter()
     with folder:
@@ -214,8 +217,7 @@ def _unlearn(trainer: UnlearnTrainer, resume: bool) -> None:
     with leaving_in_order("unlearn", trainer):
         trainer.train(resume_from_checkpoint="newest" if resume else None)
     if not trainer.steps_taken:
-        tried = f"{trainer.steps_skipped} tried, and the last one skipped as {trainer.skip_reason}"
-        why = trainer.stop_reason or (tried if trainer.steps_skipped else "there was none to take")
+        why = trainer.stop_reason or "there was none to take"
         raise HamuError(f"no step was taken, the model is as it was: {why}")
     rate = trainer.args.learning_rate
     check_finite("unlearning", first_not_finite(trainer.model), rate)
@@ -306,7 +308,7 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         before = f"{goal['before']['forgotten']:,} before the run"
         yield f"{forgotten_words(goal)} ({before}); whether that lasts: hamu attack"
         yield from few_unseen(goal["kind"], problem.sets())
-    if trainer.promise is not None:
+    if trainer.promise is not None and trainer.pair.method.constrained is not None:
         yield kept_in_words(trainer.promise)
 
 
