@@ -50,7 +50,7 @@ class Effort:
 
 EFFORT = {
     "digits": Effort(60, 2, 1e-4),
-    "cifar-6-epochs": Effort(24, 6, 1e-4, further=("--bf16",)),
+    "cifar-6-epochs": Effort(24, 6, 1e-4, further=("--bf16", "--max_eval_samples", "2000")),
     "tofu": Effort(96, 12, 3e-4, further=("--max_eval_samples", "400")),
 }
 # Forget objectives beside each method's own, and the methods that raise them here.
