@@ -89,9 +89,11 @@ def test_the_schemas_use_no_other_keyword_and_the_record_is_described_to_its_end
 ])  # fmt: skip
 def test_the_statement_says_what_was_not_measured(measured, said, unsaid):
     after = {"membership_inference": None, "against_retain_model": None} | measured
-    record = {"method": "ga", "steps": {"in_model": 7}, "goal": None}
+    record = {"method": "ga", "steps": {"in_model": 7}, "goal": None, "promise": None}
     record |= {"figures": {"after": after}, "forget_set": {"records": 9, "cut": None}}
+    assert "on the forget set alone whose digests" in statement(record, ["forget"])[0]
     found = " ".join(statement(record))
+    assert "kept promise" not in found, "none was made"
     assert all(text in found for text in said)
     assert not any(text in found for text in unsaid)
 

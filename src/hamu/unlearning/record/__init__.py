@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib import resources
@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import hamu
 from hamu import files
 from hamu.core.distributed import world_size
+from hamu.core.gram import SIDES
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
 from hamu.evaluation.reports import intervals
@@ -88,7 +89,7 @@ def write_record(
         "steps": {"ended_at": trainer.state.global_step, **measured["steps"], **logged_steps(run)},
         "figures": {**of_roles, "change": change},
     }
-    record = files.plain(found | {"statement": statement(found)})
+    record = files.plain(found | {"statement": statement(found, trainer.sides)})
     folder.write_text(files.READABLE_RECORD, markdown(record))
     beside = [run / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
     record["files"] = {path.name: files.file_digest(path) for path in beside}
@@ -259,9 +260,9 @@ def markdown(record: Found) -> str:
     return _templates().get_template("record.md.j2").render(record, sets=sets)
 
 
-def statement(record: Found) -> list[str]:
-    """Sentences on what a record proves and what it does not, from all else of the record."""
-    return _templates().get_template("statement.j2").render(record).splitlines()
+def statement(record: Found, sides: Sequence[str] = SIDES) -> list[str]:
+    """Sentences on what a record proves and what not, from the rest and the method's sides."""
+    return _templates().get_template("statement.j2").render(record, sides=sides).splitlines()
 
 
 @cache
