@@ -45,6 +45,10 @@ class Work:
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
         self.state = SimpleNamespace(global_step=0, max_steps=1000)
 
+    @property
+    def steps_taken(self):
+        return self.state.global_step
+
     def stand(self):
         step = self.weights if self.weights in self.measured else self.state.global_step
         if step not in self.measured:

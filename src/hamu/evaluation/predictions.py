@@ -178,7 +178,8 @@ def _predicted(
             batch = turns[start : start + max(1, most)]
             start += len(batch)
             rows = [turn[place % len(turn)] for turn in batch]
-            inputs = {key: value.to(device) for key, value in collate(fetch(rows)).items()}
+            found_batch = collate(fetch(rows)).items()
+            inputs = {k: value.to(device) for k, value in found_batch if isinstance(value, Tensor)}
             *columns, row = (column.cpu() for column in measure(model, inputs))
             found.append((*columns, torch.tensor(rows)[row]))
     joined = _joined(found)

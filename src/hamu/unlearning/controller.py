@@ -59,9 +59,9 @@ _PROGRESS = 0.9  # of what was missing may still be missing at the next measurem
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 _PATIENCE = 12  # measurements without a better state or less missing, before a run gives up
 _SAVED = (
-    *("rate", "history", "ended", "reached", "start_loss", "_first_rate", "_settled", "_free"),
+    *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_records", "_least_missing", "_last_missing", "_last_cost"),
-    *("_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
+    *("_settled", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
 )
 
 
@@ -89,6 +89,7 @@ class Controller(TrainerCallback):
         self._best_count, self._best_cost, self._records = -1, math.inf, 0
         self._least_missing = self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = self._last_too_high = 0
+        self.steps_of_best = 0  # taken
         self._beyond = 0.0  # rise over all retain records less that of the measured, last known
         self._free: list[bool] = []
         self._good: list[Tensor] = []
@@ -116,7 +117,7 @@ class Controller(TrainerCallback):
         if self._is_there(now):
             self.reached = True
             words = f"the goal is reached at the start: {self._words()}"
-            self._finish("goal", f"{words}; --target_forget_loss asks for more")
+            self._finish("goal", f"{words}; --goal loss --target_forget_loss asks for more")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the step; it rises over the first ones, which Adam takes in full."""
@@ -274,6 +275,7 @@ class Controller(TrainerCallback):
         self._good = self._good or [torch.empty_like(p) for p in self._parameters]
         torch._foreach_copy_(self._good, self._parameters)
         self._best_count, self._records = now.count, len(now.losses)
+        self.steps_of_best = self._work.steps_taken
         self._best_cost = now.retain_loss - self.start_loss + self._beyond
 
     @torch.no_grad()

@@ -71,6 +71,11 @@ class GoalRun:
         """Reason for the end of the run, `ALL_DONE` if nothing has ended it."""
         return self._trainer.stop
 
+    @property
+    def steps_taken(self) -> int:
+        """Steps in which the weights were updated."""
+        return self._trainer.steps_taken
+
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
         return self._measured(self._looks.retain_loss())
@@ -104,8 +109,9 @@ class GoalRun:
         device = self.pair.parameters[0].device
         while True:
             indices = torch.randperm(len(data), generator=generator)[:size].tolist()
-            batch = self._looks.collate(fetch(indices) if fetch else [data[i] for i in indices])
-            yield {name: value.to(device) for name, value in batch.items()}
+            found = fetch(indices) if fetch else [data[i] for i in indices]
+            batch = found if isinstance(found, Mapping) else self._looks.collate(found)
+            yield {k: v.to(device) for k, v in batch.items() if isinstance(v, Tensor)}
 
     def _complete(self) -> Goal:
         """The goal with its reference: the start model's losses on unseen records."""

@@ -28,6 +28,7 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.models.storage import refuse_encoder
+from hamu.unlearning.goal_run import steps_of_a_run
 from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
@@ -67,13 +68,15 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     per_step = batch * args.gradient_accumulation_steps
     epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
+    if isinstance(args, UnlearnConfig) and args.auto and args.max_steps <= 0:
+        steps = steps_of_a_run(args, len(sets["retain"]), per_step)
     rows = [("parameters", f"{parameters:,}")]
     rows.append(("trained", f"{trained:,} ({trained / parameters:.2%})"))
     for name, one in sets.items():
         stated = " (stated)" if isinstance(one, range) else ""
         rows.append((f"{name} {task.noun}", f"{len(one):,}{stated}"))
     rows.append((f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"))
-    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
+    rows.append(("steps", f"{steps:,} at most ({epoch:,} an epoch)"))
     for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
         written = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
         rows.append((f"memory: {name}", written))
@@ -195,9 +198,18 @@ def _of_weights(args: Any, trained: int, frozen: float) -> dict[str, float]:
     return {
         "weights": frozen + trained,
         "gradients": (len(names) or 1) * trained,
-        "optimizer state": (2 if "adam" in str(args.optim) else 0) * trained,
+        "optimizer state": (2 if "adam" in getattr(args.optim, "value", args.optim) else 0)
+        * trained,
         "original model": trained if keeps else 0,
+        "copies of what is trained": _copies(args) * trained,
     }
+
+
+def _copies(args: Any) -> int:
+    """Copies of the trained weights: of a controller, a look ahead and a `StepGuard`."""
+    if not isinstance(args, UnlearnConfig):
+        return 0
+    return 2 * args.auto + 4 * args.lasting + (args.correct_steps or args.trust_region)
 
 
 def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:

@@ -25,7 +25,7 @@ from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.record.inputs import edited, read_inputs, recorded
 from hamu.unlearning.run_folder import READS
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
-from hamu.unlearning.trainer.config import own_options, unused_settings
+from hamu.unlearning.trainer.config import own_options, without_effect
 
 _Options = TypeVar("_Options")
 _RECIPES = resources.files("hamu.unlearning.jobs") / "recipes"
@@ -169,7 +169,7 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
     # without what had no effect
     own |= {} if run.lora else dict.fromkeys(tables.OF_AN_ADAPTER)
     if isinstance(args, UnlearnConfig):
-        own |= dict.fromkeys(unused_settings(args.build_method()))
+        own |= dict.fromkeys(without_effect(args))
     return recorded(own, {name: getattr(args, name) for name in settings.given if name not in own})
 
 

@@ -33,7 +33,7 @@ from hamu.unlearning.record import write_model_card, write_record
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
-from hamu.unlearning.trainer.config import unused_settings
+from hamu.unlearning.trainer.config import without_effect
 from hamu.unlearning.trainer.logs import ProgressBar, StepLog, kept_open, silent
 from hamu.unlearning.trainer.promise import kept_in_words
 from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
@@ -185,8 +185,9 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         return Unlearned(place, read_json(place / EVALUATION), was_complete=True)
     build_metrics()  # a broken one is to cost no run
     task = choose_task(settings, console)
-    for name in sorted(unused_settings(args.build_method()) & settings.given.keys()):
-        task.tell(f"{name} {settings.given[name]} has no effect with {args.method}")
+    if unused := sorted(without_effect(args) & options.keys()):
+        where = "by goal" if args.auto else f"with {args.method}"
+        task.tell(f"without effect {where}: {', '.join(unused)}")
     folder, problem = task.start()
     task.settle_adapter()
     with folder:
@@ -306,7 +307,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
     goal = trainer.goal_run.figures(trainer.standings())
     if goal is not None:
         before = f"{goal['before']['forgotten']:,} before the run"
-        yield f"{forgotten_words(goal)} ({before}); whether that lasts: hamu attack"
+        few = "" if goal["after"]["records"] == len(problem.forget) else ", all of a sample"
+        yield f"{forgotten_words(goal)} ({before}{few}); whether that lasts: hamu attack"
         yield from few_unseen(goal["kind"], problem.sets())
     if trainer.promise is not None and trainer.pair.method.constrained is not None:
         yield kept_in_words(trainer.promise)

@@ -19,7 +19,7 @@ from hamu.core.distributed import check_even, world_size
 from hamu.core.methods import Method, StoppingRule, build_method
 from hamu.core.objectives import OBJECTIVES, build_objective
 from hamu.core.pair import OFFLOADS
-from hamu.errors import HamuError
+from hamu.errors import HamuError, reading
 from hamu.unlearning.goals import check_goal_settings
 
 _warn_once = logging.get_logger(__name__).warning_once
@@ -36,6 +36,10 @@ _METHOD_FIELDS = (
     "forget_weight",
 )
 _STOPPING_FIELDS = ("stopping", "stopping_margin", "stopping_patience", "stopping_window")
+_SET_BY_GOAL = (
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "constraint", "constraint_mode"),
+    *("on_infeasible", "stopping_records", *_STOPPING_FIELDS),
+)
 _LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
 # Settings of transformers that a step or an evaluation of unlearning has no place for.
 _WITHOUT_EFFECT = (
@@ -58,12 +62,6 @@ _WITH: dict[str, dict[str, tuple[Any, ...]]] = {
         "distribution": ("norm_product",),
         "trust_region": (False,),
         "forget_objective": (None, "bounded"),
-        "constraint": (0.5,),  # of what is possible; its controller moves it
-        "constraint_mode": ("absolute", "relative"),
-        "stopping": ("aggregate", "off"),
-        "on_infeasible": ("stop", "clamp"),
-        "lr_scheduler_type": ("constant",),
-        "warmup_steps": (0,),
         "load_best_model_at_end": (False,),  # its controller keeps the best state
         "freeze_batchnorm": (True,),  # it goes back to weights, not to statistics
         "dataloader_num_workers": (0,),  # it chooses the records of the next step by the last
@@ -72,7 +70,6 @@ _WITH: dict[str, dict[str, tuple[Any, ...]]] = {
         "fp16": (False,),  # it would round away the steps ahead
         "trust_region": (False,),  # the forget loss is taken elsewhere, where no step is judged
         "forget_objective": (None, "bounded"),
-        "check_steps": (None, 0),
     },
 }
 # Settings that have an effect with another alone.
@@ -170,7 +167,8 @@ class TrainConfig(TrainingArguments):
             "fp16 needs a GPU: on a CPU training would be in float32; give --bf16, or neither",
         )
         trackers = named_trackers(self.report_to)
-        super().__post_init__()  # type: ignore[no-untyped-call]
+        with reading("the settings do not fit together"):
+            super().__post_init__()  # type: ignore[no-untyped-call]
         if self.n_gpu > 1:  # else a DataParallel: no autocast, and larger batches
             _warn_once(
                 f"one process uses one GPU, the first of {self.n_gpu}, unless the model itself "
@@ -313,7 +311,6 @@ class UnlearnConfig(TrainConfig):
             )
             self.forget_objective, self.check_steps = "bounded", 0
         if self.auto:
-            _check(self.optim != "sgd", "optim sgd does not go with --auto, whose rates are Adam's")
             self._settle_goal()
         self.optim = self.optim or "sgd"
         if self.greater_is_better is None:
@@ -335,6 +332,15 @@ class UnlearnConfig(TrainConfig):
         _check(
             not (method.retain_decay and self.fp16),
             f"{self.method} averages gradients, which --fp16 rescales; use --bf16, or neither",
+        )
+        optimizer = str(getattr(self.optim, "value", self.optim))
+        _check(
+            "lomo" not in optimizer and "layerwise" not in optimizer,
+            f"{optimizer} steps within a backward pass, before two gradients are there to combine",
+        )
+        _check(
+            not optimizer.startswith("schedule_free"),
+            f"{optimizer} changes the weights between steps and evaluations; choose another optim",
         )
         _check(
             not self.trust_region or not method.remembers,
@@ -398,7 +404,9 @@ class UnlearnConfig(TrainConfig):
         self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
         self.stopping, self.on_infeasible, self.lr_scheduler_type = "off", "clamp", "constant"
         self.check_steps = self.check_steps or 0
-        self.optim = self.optim or "adamw_torch"
+        self.optim = (
+            "adamw_torch" if self.optim in (None, "sgd") else self.optim
+        )  # its rates are Adam's
         if self.eval_strategy == "epoch":
             self.eval_strategy = "no"  # the controller measures
 
@@ -460,6 +468,12 @@ def unused_settings(method: Method) -> set[str]:
     unused |= set() if "stopping" in own else {*_STOPPING_FIELDS, "stopping_records"}
     unused |= {"trust_region"} if method.remembers else set()
     return unused | ({"correct_steps"} if method.constrained is None else set())
+
+
+def without_effect(args: UnlearnConfig) -> set[str]:
+    """Names of the settings that have no effect on a run: of its method, or by goal."""
+    unused = unused_settings(args.build_method())
+    return unused | {*_SET_BY_GOAL} if args.auto else unused
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:

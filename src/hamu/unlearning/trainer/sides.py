@@ -34,6 +34,9 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
         return isinstance(item, Mapping) and "labels" in item and bool(inputs & item.keys())
 
     for name, one in data.items():
+        if one is not None and not hasattr(one, "__len__"):
+            way = "give one with a length, such as a list"
+            raise HamuError(f"the {name} set, a {type(one).__name__}, has no length; {way}")
         if one is None or not len(one):
             continue
         item = one[0]

@@ -477,6 +477,8 @@ class UnlearnTrainer(ResumableTrainer):
     def history(self) -> dict[str, Any]:
         """Evaluations of a run that has ended, its steps, promise, goal and stop reason."""
         steps_of_best = self._steps_of_best
+        if self.controller is not None:
+            steps_of_best = self.controller.steps_of_best
         return {
             "trajectory": [e for e in self.state.log_history if "eval_forget_gain" in e],
             "steps_taken": self.steps_taken,
