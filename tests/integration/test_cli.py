@@ -254,6 +254,10 @@ def test_a_dry_run_on_images_counts_what_the_run_would_have(done, tmp_path, save
     assert one["retain images"] + one["forget images"] == 1438
     weights, activations = one["memory: weights"], one["memory: activations"]
     assert one["memory: gradients"] == pytest.approx(2 * weights, abs=0.1), "one of each side"
+    by_goal = plan(f"unlearn {CLASS} --model {saved_model}")
+    assert by_goal["steps"] == 400
+    for what in ("optimizer state", "copies of what is trained"):
+        assert by_goal[f"memory: {what}"] == pytest.approx(2 * weights, abs=0.1)
     assert one["memory: original model"] == weights, "which KL compares with"
     assert four["memory: activations"] == pytest.approx(4 * activations, abs=0.2)
     assert activations > 50 * 8 * 8 * 16 * 4 / 1e6, "more than the first layer of so many images"

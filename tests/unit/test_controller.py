@@ -178,6 +178,7 @@ def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
     work = Work(*found)
     work.state.max_steps = 3
     assert work.run().weights == best
+    assert work.controller.steps_of_best == best
     work.step()
     [end] = work.ends
     assert end.text.startswith(text)

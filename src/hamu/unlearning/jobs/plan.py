@@ -76,7 +76,7 @@ def plan(settings: Settings, console: Console) -> RunPlan:
         stated = " (stated)" if isinstance(one, range) else ""
         rows.append((f"{name} {task.noun}", f"{len(one):,}{stated}"))
     rows.append((f"{task.noun}{' of each side' * unlearns} in a step", f"{per_step:,}"))
-    rows.append(("steps", f"{steps:,} at most ({epoch:,} an epoch)"))
+    rows.append(("steps", f"{steps:,} ({epoch:,} an epoch)"))
     for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
         written = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
         rows.append((f"memory: {name}", written))
