@@ -406,7 +406,7 @@ class PairedGradients:
         of_means = self._population is not None and state.get("population")  # else another layout
         if of_means:
             ours["half_life"] = self.half_life
-            theirs["half_life"] = state["half_life"]
+            theirs["half_life"] = state.get("half_life", self.half_life)  # older states lack it
         changes = [
             f"{key} {theirs.get(key)} (now {ours.get(key)})"
             for key in sorted(ours.keys() | theirs.keys())

@@ -247,7 +247,8 @@ class ResumableTrainer(Trainer):
             raise HamuError(
                 f"the checkpoint {checkpoint} is damaged: {damaged}; resume from an older one"
             )
-        self.interrupted_by, self.was_interrupted = "", False  # of an earlier call
+        if self.was_interrupted:  # in an earlier call; what asks before this one holds
+            self.interrupted_by, self.was_interrupted = "", False
         self._saved_step = self._passed_step = -1
         self.resumed_from = str(checkpoint or "")
         return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
