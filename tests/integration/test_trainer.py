@@ -190,6 +190,9 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
     another = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
         trainer_of(model, optimizers=(another, None))
+    stream = {"retain_dataset": iter(()), "forget_dataset": []}
+    with pytest.raises(HamuError, match="the retain set, a tuple_iterator, has no length; records"):
+        UnlearnTrainer(model, UnlearnConfig("unused"), **stream)
     sharded = SimpleNamespace(shard=True, needs_alternatives=False, check_processes=list)
     none = {"retain_dataset": [], "forget_dataset": []}
     for args, given, message in (

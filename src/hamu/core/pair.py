@@ -403,8 +403,8 @@ class PairedGradients:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; a HamuError names settings in which it differs."""
         ours, theirs = self._settings(), {**state["settings"]}
-        of_means = self._population is not None and state.get("population")  # else another layout
-        if of_means:
+        population = self._population if state.get("population") else None  # else another layout
+        if population is not None:
             ours["half_life"] = self.half_life
             theirs["half_life"] = state.get("half_life", self.half_life)  # older states lack it
         changes = [
@@ -417,8 +417,8 @@ class PairedGradients:
         self._memory.load_state_dict(state["stopping"])
         if "memory" in state:
             self._numbers = torch.tensor(state["memory"], dtype=torch.float64)
-        if self._population is not None and of_means:
-            self._population.load_state_dict(state["population"])
+        if population is not None:
+            population.load_state_dict(state["population"])
         mean, both = state.get("mean", {}), zip(self.names, self.parameters, strict=True)
         self._mean = [mean[n].to(p.device, copy=True) if n in mean else None for n, p in both]
 

@@ -272,9 +272,6 @@ class PairedDataset(Dataset[dict[str, Any]]):
     ) -> None:
         self._data: dict[str, Any] = {"retain": retain, "forget": forget}
         for side, data in self._data.items():
-            if not hasattr(data, "__len__"):
-                way = "unlearning draws records by position, so load it as a list"
-                raise HamuError(f"the {side} set, a {type(data).__name__}, has no length; {way}")
             if len(data) == 0:
                 raise HamuError(f"the {side} set is empty; give at least one record to {side}")
         self._sides, self._with_positions = tuple(sides), with_positions

@@ -404,9 +404,8 @@ class UnlearnConfig(TrainConfig):
         self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
         self.stopping, self.on_infeasible, self.lr_scheduler_type = "off", "clamp", "constant"
         self.check_steps = self.check_steps or 0
-        self.optim = (
-            "adamw_torch" if self.optim in (None, "sgd") else self.optim
-        )  # its rates are Adam's
+        if self.optim in (None, "sgd"):  # its rates are Adam's
+            self.optim = "adamw_torch"
         if self.eval_strategy == "epoch":
             self.eval_strategy = "no"  # the controller measures
 

@@ -27,7 +27,10 @@ _RETAIN_RECORDS = 500  # that a run by goal is measured on
 
 
 def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **data: Any) -> None:
-    """Check that a first item, or what a user's own collator makes of it, has inputs and labels."""
+    """Check that sets have a length, and that a first item has inputs and labels.
+
+    The item may be what a user's own collator makes of it.
+    """
     inputs = {"pixel_values", "input_ids", getattr(model, "main_input_name", "pixel_values")}
 
     def is_usable(item: Any) -> bool:
@@ -35,7 +38,7 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
 
     for name, one in data.items():
         if one is not None and not hasattr(one, "__len__"):
-            way = "give one with a length, such as a list"
+            way = "records are drawn by position, so load it as a list"
             raise HamuError(f"the {name} set, a {type(one).__name__}, has no length; {way}")
         if one is None or not len(one):
             continue

@@ -124,6 +124,8 @@ class UnlearnTrainer(ResumableTrainer):
         self._is_split = args.pairing == "split"
         # with split pairing a process has but one side; else all that the method needs
         self._own_sides = [side_of_process(rank(), world_size())] if self._is_split else self.sides
+        data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
+        check_items(model, data_collator, **data)
         has_others = args.needs_alternatives and "forget" in self._own_sides
         pairs = PairedDataset(
             retain_dataset,
@@ -133,8 +135,6 @@ class UnlearnTrainer(ResumableTrainer):
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
         )
-        data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
-        check_items(model, data_collator, **data)
         args.settle_batch_sizes(is_text=is_text(retain_dataset))
         self._batchnorms = _batchnorms(model, args)
         self.evaluations = Evaluations(model, args, data_collator, **data)
