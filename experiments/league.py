@@ -54,6 +54,7 @@ EFFORT = {
     "CIFAR-10, class airplane": Effort(
         24, 6, 1e-4, further=("--bf16", "--max_eval_samples", "2000")
     ),
+    "CIFAR-10, 100 rows": Effort(24, 6, 1e-4, further=("--bf16", "--max_eval_samples", "2000")),
     "tofu": Effort(96, 12, 3e-4, further=("--max_eval_samples", "400")),
 }
 # Settings that got furthest with AdamW at a fourth of the rate, or at it, for runs of four times the steps.

@@ -7,16 +7,22 @@ targets, with HAMU-Q on the bounded objective as the engine:
         k steps of HAMU-Q with demand φ at rate η
         take the mean of the weights over them (Polyak averaging; not in a lasting run)
         measure every forget record and some retain records
-        keep the state if it has the most records forgotten so far, and is within the budget
+        keep the state if it is within the budget and has the most records forgotten so far, or as
+            many and less missing
         end if the share is reached within the budget, by all retain records too (a lasting run:
             also after fine-tuning a copy, twice in a row)
-        the budget is exceeded           ->  φ halved: the steps repair the retain loss
-        half of it is left               ->  φ up by a quarter (not once a rehearsal was passed)
+        the budget is exceeded           ->  φ halved: the steps repair the retain loss; if φ was
+            above a fifth: back to the best state, and φ a tenth (not in a lasting run)
+        half of it is left, no progress  ->  φ up by a quarter (a lasting run: also with progress,
+            but not once a rehearsal was passed)
         far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
         more and more records too high   ->  η down by a quarter (a lasting run: if the share was
             reached, and is lost again)
         no progress                      ->  η up by a quarter (not lasting yet: by a half; not once
             a rehearsal was passed)
+
+Large demands reach an easy goal in few steps. A hard one needs small demands: the cost of large ones
+shows late, because of momentum, and takes long to repair.
 
 The state that it ends with is never worse than the start: of all that were measured within the
 budget it has the most records forgotten. It ends: k steps have a bound, and so has their number.
@@ -49,7 +55,7 @@ from hamu.unlearning.goals import (
 if TYPE_CHECKING:
     from hamu.unlearning.goal_run import GoalRun
 
-LEAST_DEMAND, MOST_DEMAND = 0.05, 0.8  # shares of what is possible
+LEAST_DEMAND, _SLOW_DEMAND, MOST_DEMAND = 0.05, 0.1, 0.8  # shares of what is possible
 _FAR, _FAR_LOSS = 5.0, 0.1  # times the budget, at least this: beyond, a run goes back
 _RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
@@ -57,11 +63,13 @@ _WARM_UP = 20  # steps
 _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _REHEARSALS = 2  # in a row that a lasting run has to stand
-_PATIENCE = 12  # measurements without a better state or less missing, before a run gives up
+# Measurements (rehearsals) without a better state or less missing, before a run gives up
+_PATIENCE, _PATIENCE_IF_LASTING = 30, 12
 _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
-    *("_best_count", "_best_cost", "_records", "_least_missing", "_last_missing", "_last_cost"),
-    *("_settled", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
+    *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
+    *("_last_cost", "_settled", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond"),
+    *("_good", "_mean"),
 )
 
 
@@ -78,6 +86,7 @@ class Controller(TrainerCallback):
     def __init__(self, work: GoalRun, goal: Goal, budget: float, every: int) -> None:
         self._work, self._goal, self.budget, self.every = work, goal, budget, every
         self._first_demand = self._method.constraint
+        self._patience = _PATIENCE if work.lookahead is None else _PATIENCE_IF_LASTING
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -87,7 +96,7 @@ class Controller(TrainerCallback):
         self.rate = self.rate_of_step = self._first_rate = 0.0
         self.start_loss = math.nan  # the budget counts from it
         self._best_count, self._best_cost, self._records = -1, math.inf, 0
-        self._least_missing = self._last_missing = self._last_cost = math.inf
+        self._best_missing = self._least_missing = self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = self._last_too_high = 0
         self.steps_of_best = 0  # taken
         self._beyond = 0.0  # rise over all retain records less that of the measured, last known
@@ -139,19 +148,27 @@ class Controller(TrainerCallback):
         is_due = last or state.global_step % self.every == 0 or self._can_rehearse
         if self._settled or not is_due:
             return
-        self._settled = last
+        self._measure(state.global_step)
+        if not self.ended and last:
+            self._end(all_done)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Finish a run that a callback ended after its step, as when it is evaluated."""
+        if not self._settled and not self._work.is_interrupted:
+            self._measure(state.global_step)
+            if not self.ended:
+                self._end(all_done=False)
+
+    def _measure(self, step: int) -> None:
+        """Measure the mean of the weights, and set what follows from it."""
         self._take_mean()
         now = self._work.stand()
-        self._note(now, state.global_step)
+        self._note(now, step)
         if self._adapt(now):
             now = self._work.stand()
         self._work.focus(now)
-        if self.ended:
-            return
-        if self._idle >= _PATIENCE:
+        if not self.ended and self._idle >= self._patience:
             self._give_up()
-        elif last:
-            self._end(all_done)
 
     @property
     def _can_rehearse(self) -> bool:
@@ -168,7 +185,7 @@ class Controller(TrainerCallback):
         if is_there:
             cost = self._cost_by_all(cost)
             within = cost <= self.budget
-        if within and self._is_better(now, cost):
+        if within and self._is_better(now):
             self._idle = 0 if now.count > self._best_count else self._idle
             self._keep(now)
         if within and is_there:
@@ -176,18 +193,21 @@ class Controller(TrainerCallback):
             self.reached = True
             self._finish("goal", f"the goal is reached: {self._words()}")
             return False
-        if now.missing < 0.95 * self._least_missing:
+        if within and now.missing < 0.95 * self._least_missing:
             self._least_missing, self._idle = now.missing, 0
         is_least = self._method.constraint <= LEAST_DEMAND
         no_repair = is_least and cost > max(self.budget, self._last_cost)
-        goes_back = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair
+        is_far = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair
+        was_fast = self._work.lookahead is None and self._method.constraint > 2 * _SLOW_DEMAND
+        goes_back = is_far or (was_fast and cost > self.budget)
         if goes_back:
             self._go_back()
-            self._change(demand=0.5, rate=0.5)
+            slower = _SLOW_DEMAND / self._method.constraint if was_fast else 0.5
+            self._change(demand=slower, rate=0.5 if is_far else 1.0)
             cost = self._best_cost
         elif cost > self.budget:
             self._change(demand=0.5)
-        elif cost < 0.5 * self.budget and not self._lasted:
+        elif cost < 0.5 * self.budget and self._wants_more(now):
             self._change(demand=1.25)
         if within and self._steps_are_too_large(now):
             self._change(rate=0.75)
@@ -196,20 +216,27 @@ class Controller(TrainerCallback):
         self._last_missing, self._last_cost = now.missing, cost
         self._last_too_high = int(now.too_high.sum())
         if self._constraint is not None:
-            self._free = [*self._free[1 - _PATIENCE :], bool(self._constraint.some_demand_is_free)]
+            known = self._free[1 - self._patience :]
+            self._free = [*known, bool(self._constraint.some_demand_is_free)]
         return goes_back
 
+    def _wants_more(self, now: Standing) -> bool:
+        return self._stalls(now) if self._work.lookahead is None else not self._lasted
+
+    def _stalls(self, now: Standing) -> bool:
+        return now.missing > _PROGRESS * self._last_missing
+
     def _speed_up(self, now: Standing, within: bool, cost: float) -> None:
-        if within and now.missing > _PROGRESS * self._last_missing:
+        if within and self._stalls(now):
             self._change(rate=1.25)
         elif self._can_rehearse and cost < 0.5 * self.budget:
             self._change(rate=1.5)
 
-    def _is_better(self, now: Standing, cost: float) -> bool:
+    def _is_better(self, now: Standing) -> bool:
         if self._work.lookahead is not None and now.share >= self._goal.share:
             return True  # the longer it has run, the better it lasts
-        is_cheaper = now.count == self._best_count and cost < self._best_cost
-        return now.count > self._best_count or is_cheaper
+        is_as_good = now.count == self._best_count
+        return now.count > self._best_count or (is_as_good and now.missing < self._best_missing)
 
     def _is_there(self, now: Standing) -> bool:
         """True if enough records are forgotten, and with look-ahead stay so after fine-tuning."""
@@ -274,7 +301,8 @@ class Controller(TrainerCallback):
     def _keep(self, now: Standing) -> None:
         self._good = self._good or [torch.empty_like(p) for p in self._parameters]
         torch._foreach_copy_(self._good, self._parameters)
-        self._best_count, self._records = now.count, len(now.losses)
+        self._best_count, self._best_missing = now.count, now.missing
+        self._records = len(now.losses)
         self.steps_of_best = self._work.steps_taken
         self._best_cost = now.retain_loss - self.start_loss + self._beyond
 
@@ -288,7 +316,8 @@ class Controller(TrainerCallback):
             self._work.lookahead.restart()
 
     def _give_up(self) -> None:
-        what = f"{_PATIENCE} measurements in a row brought nothing better; {self.goal_sentence}"
+        many = f"{self._patience} measurements in a row"
+        what = f"{many} brought nothing better; {self.goal_sentence}"
         if self._free and not any(self._free):
             never = f"in the last {len(self._free)} measurements no demand was free, however small"
             self._finish("criterion", f"every further step must hurt: {never}; {what}")

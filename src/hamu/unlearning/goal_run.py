@@ -72,6 +72,11 @@ class GoalRun:
         return self._trainer.stop
 
     @property
+    def is_interrupted(self) -> bool:
+        """True if the run is saved and goes on later."""
+        return self._trainer.was_interrupted
+
+    @property
     def steps_taken(self) -> int:
         """Steps in which the weights were updated."""
         return self._trainer.steps_taken

@@ -270,8 +270,8 @@ class UnlearnTrainer(ResumableTrainer):
             self._add_to_stop(f"the weights are the best ones, of step {best}")
 
     def end_run(self, stop: StopReason) -> None:
-        """End the run after the step at hand."""
-        self.stop = stop
+        """End the run after the step at hand; its weights may be others than were evaluated."""
+        self.stop, self.predictions = stop, {}
         self.control.should_training_stop = True
 
     def _add_to_stop(self, more: str) -> None:
