@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from hamu.core.forward import predict_logits
 from hamu.data import forget_class, forget_rows, read_text
 from hamu.data.images import collate
+from hamu.errors import HamuError
 from hamu.evaluation import Predictions, predict
 from hamu.unlearning.lookahead import Lookahead
 
@@ -108,6 +109,13 @@ def test_each_record_reaches_the_goal_and_none_pays_for_another(
     assert trainer.controller.history[-1]["forgotten"] == standing.count
     is_saved = trainer.goal_run.state_dict()["reference"] is not None
     assert is_saved == (kind == "unseen"), "a resumed run is given that of a retain model"
+
+
+def test_predictions_of_other_records_are_refused(model, trainer_of, rows):
+    found = predicted(model, rows.forget)
+    short = Predictions(found.logits[1:], found.labels[1:])
+    with pytest.raises(HamuError, match=r"^retain_predictions are of 11 records, .* has 12;"):
+        by_goal(trainer_of, model, rows, retain_predictions=short, goal="retrained")
 
 
 def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(

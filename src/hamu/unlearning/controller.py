@@ -21,8 +21,8 @@ targets, with HAMU-Q on the bounded objective as the engine:
         no progress                      ->  η up by a quarter (not lasting yet: by a half; not once
             a rehearsal was passed)
 
-Large demands reach an easy goal in few steps. A hard one needs small demands: the cost of large ones
-shows late, because of momentum, and takes long to repair.
+Large demands reach an easy goal in few steps. A hard one needs small demands: the cost of large
+ones shows late, because of momentum, and takes long to repair.
 
 The state that it ends with is never worse than the start: of all that were measured within the
 budget it has the most records forgotten. It ends: k steps have a bound, and so has their number.

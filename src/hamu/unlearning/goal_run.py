@@ -21,6 +21,7 @@ from hamu.unlearning.goals import (
     Standing,
     StopReason,
     choose_goal,
+    record_losses,
 )
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ class GoalRun:
         if self.goal is None and (args.auto or args.forget_objective == "bounded"):
             raise HamuError(NOTHING_TELLS)
         if self.goal is not None and retain_predictions is not None:
+            known = len(record_losses(retain_predictions))
+            records = len(self._looks.whole["forget"])  # type: ignore[arg-type]
+            if known != records:
+                raise HamuError(
+                    f"retain_predictions are of {known} records, the forget set has {records}; "
+                    f"give those of the same records in the same order"
+                )
             self.goal = self.goal.against(None, {"forget": retain_predictions})
         self.limits: Tensor | None = None  # aim and most of each forget record, [n, 2]
         self.controller: Controller | None = None  # of a run by goal
