@@ -8,6 +8,7 @@ import torch
 from helpers import weights
 from run_files import report_in, write_rows
 from torch.nn import functional as F
+from transformers import TrainerCallback
 
 from hamu.core.forward import predict_logits
 from hamu.data import forget_class, forget_rows, read_text
@@ -129,6 +130,20 @@ def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotte
     start, history = trainer.controller.start_loss, trainer.controller.history
     best = max(row["forgotten"] for row in history if row["retain_loss"] <= start)
     assert trainer.goal_run.stand().count == best
+
+
+def test_a_callback_that_ends_it_at_an_evaluation_leaves_the_best_state(model, trainer_of, rows):
+    class Stop(TrainerCallback):
+        def on_evaluate(self, args, state, control, **kwargs):
+            control.should_training_stop = True
+
+    asked = {"target_forget_loss": 30.0, "max_retain_increase": 0.0, "callbacks": [Stop()]}
+    trainer = by_goal(trainer_of, model, rows, **asked, eval_strategy="steps", eval_steps=4)
+    assert trainer.state.global_step == 4
+    assert trainer.controller.ended
+    assert trainer.stop_reason.startswith("a callback ended it; the goal is not reached: ")
+    assert trainer.goal_run.stand().retain_loss <= trainer.controller.start_loss + 1e-9
+    assert trainer.predictions == {}, "those of the evaluation are of other weights"
 
 
 def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, rows):

@@ -24,8 +24,8 @@ targets, with HAMU-Q on the bounded objective as the engine:
 Large demands reach an easy goal in few steps. A hard one needs small demands: the cost of large
 ones shows late, because of momentum, and takes long to repair.
 
-The state that it ends with is never worse than the start: of all that were measured within the
-budget it has the most records forgotten. It ends: k steps have a bound, and so has their number.
+It ends with the state that has the most records forgotten of all that were measured within the
+budget, the start included. It ends: k steps have a bound, and so has their number.
 """
 
 from __future__ import annotations
