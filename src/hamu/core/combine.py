@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +10,14 @@ from torch import Tensor
 
 from hamu.core.distributed import Grads, drained
 from hamu.core.gram import combine_dtype
-from hamu.core.gram_meter import SMALL, brought, in_groups, scratch_bytes, widened_at_once
+from hamu.core.gram_meter import (
+    SMALL,
+    brought,
+    constant,
+    in_groups,
+    scratch_bytes,
+    widened_at_once,
+)
 
 
 def combine_all(
@@ -30,12 +36,14 @@ def combine_all(
     written: Grads = [None] * len(parts)
     alike: dict[tuple[torch.device, torch.dtype], dict[int, int]] = {}  # sizes by number
     for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
-        if r is not None and f is not None and part.numel() <= SMALL:
+        if r is not None and f is not None and part.numel() <= _small(part.device):
             kind = part.device, part.dtype
             if kind == (r.device, r.dtype) == (f.device, f.dtype):
                 alike.setdefault(kind, {})[number] = part.numel()
-    for (device, _), sizes in alike.items():
-        for numbers in in_groups(sizes, scratch_bytes(device) // 8):
+    for (device, dtype), sizes in alike.items():
+        is_in_place = dtype in (torch.float32, torch.float64) and not is_kept
+        most = sum(sizes.values()) if is_in_place else scratch_bytes(device) // 8
+        for numbers in in_groups(sizes, most):
             few, others = ([side[n] for n in numbers] for side in (retain, forget))
             group = _combine_group(few, others, [(a[n], b[n]) for n in numbers], is_kept)
             for number, tensor in zip(numbers, group, strict=True):
@@ -45,6 +53,11 @@ def combine_all(
         if written[number] is None:
             written[number] = combined(r, f, a[number], b[number], parts[number])
     return written
+
+
+def _small(device: torch.device) -> int:
+    """Elements up to which tensors are combined together: in three passes, for fewer launches."""
+    return SMALL if device.type == "cpu" else 3 << 20
 
 
 def _combine_group(
@@ -83,7 +96,7 @@ def combined(
     is_flat = whole.is_contiguous() and other.is_contiguous()
     if is_flat and whole.dtype == other.dtype == dtype and whole.device == other.device:
         # the outer product with [1] makes one pass over memory; mul_ and add_ make two
-        whole.view(-1, 1).addr_(other.view(-1), _ones(dtype, whole.device), beta=x, alpha=y)
+        whole.view(-1, 1).addr_(other.view(-1), constant(1.0, dtype, whole.device), beta=x, alpha=y)
         return whole
     sides, step = (whole, other), widened_at_once(whole.device, other.device)
     if is_flat:
@@ -93,11 +106,6 @@ def combined(
     for w, s in zip(*(torch.split(side, step) for side in sides), strict=True):
         w.copy_(w.to(dtype).mul_(x).add_(brought(s, w.device), alpha=y))
     return whole
-
-
-@lru_cache(maxsize=16)
-def _ones(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(1, dtype=dtype, device=device)
 
 
 def offloaded(grads: Grads, place: str) -> Grads:

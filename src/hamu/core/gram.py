@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -65,6 +65,15 @@ class PairGram:
     def collinear(self) -> Tensor:
         """Blocks whose sinθ is too small to tell from rounding noise, [L] bool."""
         return self.sin < math.sqrt(8 * self.eps)
+
+    def sums(self) -> dict[str, Tensor]:
+        """The three sums by name."""
+        return {name: getattr(self, name) for name in ("retain_sq", "forget_sq", "dot")}
+
+    def like(self, sums: Mapping[str, Tensor]) -> PairGram:
+        """Gram with other `sums`."""
+        r, f, dot = (sums[name] for name in self.sums())
+        return replace(self, retain_sq=r, forget_sq=f, dot=dot)
 
     def total(self) -> PairGram:
         """Gram of the whole model as a single block, [1]."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, repeat
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from hamu.core.gram import PairGram, combine_dtype
 
@@ -24,6 +25,7 @@ Side = Sequence[Tensor | None]
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 _COARSE_COS_SQ = 1.0 - 0.15**2  # float32 sums are off by up to 1e-5, a thousandth of sin²θ
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
 
@@ -60,7 +62,7 @@ class GramMeter:
             block: _COARSE_FLOOR * sum(parameters[n].numel() for n in members)
             for block, members in self._coarse.items()
         }
-        self._large_blocks: dict[torch.device, tuple[tuple[int, ...], Tensor]] = {}
+        self._sums: dict[tuple[int, ...], _Sums] = {}
 
     def measure(self, retain: Side, forget: Side, *, exact: bool = True) -> PairGram:
         """Measure the Gram without a host synchronisation; None stands for a zero gradient.
@@ -73,27 +75,32 @@ class GramMeter:
             self._packs[exact] = self._packed(exact)
         blocks = torch.zeros(self._num_blocks, 2, 2, dtype=torch.float64, device=self.device)
         for pack in self._packs[exact]:
-            add_by_block(blocks, pack.blocks, pack.grams(retain, forget))
+            pack.sums.add(blocks, pack.grams(retain, forget))
         for device, numbers in self._large.items():
-            products = partial(_gram_of_large, device, exact)
-            sums = [products(retain[n], forget[n]) for n in numbers]
-            grams = torch.stack(list(chain(*sums))).double().view(-1, 2, 2)
-            pieces = tuple(len(of_tensor) // 4 for of_tensor in sums)
-            add_by_block(blocks, self._blocks_of_large(device, pieces), grams)
+            whole = [] if exact else _whole(device, retain, forget, numbers)
+            if whole:
+                grams = _grams_at_once([retain[n] for n in whole], [forget[n] for n in whole])
+                self._sums_of(whole).add(blocks, grams)
+            rest = [n for n in numbers if n not in {*whole}]
+            sums = [_gram_of_large(device, exact, retain[n], forget[n]) for n in rest]
+            if sums:
+                of_pieces = [n for n, one in zip(rest, sums, strict=True) for _ in one[::4]]
+                grams = torch.stack(list(chain(*sums))).double().view(-1, 2, 2)
+                self._sums_of(of_pieces).add(blocks, grams)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:
         """True if these parameters have not moved since, nor changed their precision."""
         return self._places == [(p.device, p.dtype) for p in parameters]
 
-    def doubtful(self, gram: Sequence[list[float]], retain: Side, forget: Side) -> list[int]:
+    def doubtful(self, gram: PairGram, retain: Side, forget: Side) -> list[int]:
         """Blocks whose float32 sums overflowed, may have underflowed, or leave too small an angle.
 
         Args:
-            gram: retain_sq, forget_sq and dot on the host, measured with exact=False.
+            gram: on the host, measured with exact=False.
             retain, forget: the gradients; where there is none, no sum underflowed.
         """
-        *of_sides, dot = gram
+        *of_sides, dot = (sums.tolist() for sums in gram.sums().values())
         found = []
         for block, members in self._coarse.items():
             squares = [squares[block] for squares in of_sides]
@@ -119,19 +126,15 @@ class GramMeter:
         ]
         exact = self.measure(*sides)
         again = torch.tensor([block in chosen for block in range(self._num_blocks)]).to(self.device)
-        names = ("retain_sq", "forget_sq", "dot")
-        r, f, dot = (torch.where(again, getattr(exact, n), getattr(gram, n)) for n in names)
-        return PairGram(r, f, dot, self._eps)
+        both = zip(exact.sums().items(), gram.sums().values(), strict=True)
+        return gram.like({name: torch.where(again, new, old) for (name, new), old in both})
 
-    def _blocks_of_large(self, device: torch.device, pieces: tuple[int, ...]) -> Tensor:
-        """Block of each piece of the large tensors of a device, sent anew where they change."""
-        known, blocks = self._large_blocks.get(device, ((), None))
-        if blocks is None or known != pieces:
-            counts = zip(self._large[device], pieces, strict=True)
-            numbers = [self._block_of[number] for number, count in counts for _ in range(count)]
-            blocks = torch.tensor(numbers).to(self.device)
-            self._large_blocks[device] = pieces, blocks
-        return blocks
+    def _sums_of(self, numbers: Sequence[int]) -> _Sums:
+        """Sums by block of what these tensors have, one or several times each."""
+        key = tuple(numbers)
+        if key not in self._sums:
+            self._sums[key] = _Sums([self._block_of[number] for number in numbers], self.device)
+        return self._sums[key]
 
     def _packed(self, exact: bool) -> list[_Pack]:
         """Small parameters by device and precision, in as few packs as scratch memory allows."""
@@ -153,13 +156,55 @@ class GramMeter:
         return packs
 
 
-def add_by_block(sums: Tensor, blocks: Tensor, grams: Tensor) -> None:
-    """Add each Gram matrix to its block's, in a fixed order: atomic sums round as they come."""
-    grams = grams.to(sums.device)
-    if sums.device.type == "cpu":
-        sums.index_add_(0, blocks, grams)
-    else:  # sorted by block; index_add_ is not
-        sums.index_put_((blocks,), grams, accumulate=True)
+class _Sums:
+    """Adds Gram matrices to those of their blocks, in a fixed order, as atomic sums are not."""
+
+    def __init__(self, blocks: Sequence[int], device: torch.device) -> None:
+        order = sorted(range(len(blocks)), key=blocks.__getitem__)
+        starts = [k for k, n in enumerate(order) if not k or blocks[n] != blocks[order[k - 1]]]
+        indices = (list(blocks), order, starts, [blocks[order[k]] for k in starts])
+        self._all, self._order, self._starts, self._each = (
+            torch.tensor(one, dtype=torch.int64).to(device) for one in indices
+        )
+
+    def add(self, sums: Tensor, grams: Tensor) -> None:
+        """Add these matrices, [n, 2, 2]."""
+        grams = grams.to(sums.device)
+        if sums.device.type == "cpu":
+            sums.index_add_(0, self._all, grams)
+        else:
+            bags = embedding_bag(self._order, grams.view(-1, 4), self._starts, mode="sum")
+            sums.index_add_(0, self._each, bags.view(-1, 2, 2))
+
+
+def _whole(device: torch.device, retain: Side, forget: Side, numbers: Sequence[int]) -> list[int]:
+    """Those whose gradients a device has on both sides, in whole."""
+    found = []
+    for number in numbers if device.type != "cpu" else ():
+        r, f = retain[number], forget[number]
+        if r is None or f is None or r.numel() > widened_at_once(device, device):
+            continue
+        kinds = {(g.device, g.dtype, g.is_contiguous()) for g in (r, f)}
+        if len(kinds) == 1 and kinds <= {(device, dtype, True) for dtype in _NARROW}:
+            found.append(number)
+    return found
+
+
+def _grams_at_once(retain: Any, forget: Any) -> Tensor:
+    """Float32 Gram matrices of these gradients, [n, 2, 2], see `_gram_of_large`.
+
+    The norms of all take a few launches, each dot product one or two.
+    """
+    norms = [one for g in (retain, forget) for one in torch._foreach_norm(g, 2, torch.float32)]
+    rr, ff = torch.stack(norms).double().square().view(2, -1)
+    dots = [
+        torch.dot(r.view(-1), f.view(-1))
+        if r.dtype == torch.float32
+        else _sum_of_products(torch.float32, r, f)
+        for r, f in zip(retain, forget, strict=True)
+    ]
+    rf = torch.stack(dots).double()
+    return torch.stack([rr, rf, rf, ff], 1).view(-1, 2, 2)
 
 
 def _gram_of_large(
@@ -189,7 +234,17 @@ def _sum_of_products(wide: torch.dtype, x: Tensor, y: Tensor) -> Tensor:
     if x is y and x.device.type != "cpu":  # widened within the kernel
         norm: Tensor = torch.linalg.vector_norm(x, dtype=wide)
         return norm.square()
-    return x.to(wide, copy=True).mul_(y).sum()
+    if x.device.type == "cpu" or wide == torch.float64:
+        return x.to(wide, copy=True).mul_(y).sum()
+    return torch.addcmul(
+        constant(0.0, wide, x.device).expand_as(x), x, y
+    ).sum()  # widens as it reads
+
+
+@lru_cache(maxsize=16)
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number on a device, [1], sent once."""
+    return torch.full((1,), value, dtype=dtype, device=device)
 
 
 def _pieces(
@@ -273,7 +328,7 @@ class _Pack:
             blocks += [block_of[number]] * _rows_of(p)
             if p.numel() % _ROW:
                 padded.append(len(blocks) - 1)
-        self.blocks = torch.tensor(blocks, dtype=torch.int64).to(device)
+        self.sums = _Sums(blocks, device)
         self._buffer = buffer[:, : len(blocks) * _ROW].view(2, -1, _ROW)
         self._padded_rows = torch.tensor(padded, dtype=torch.int64, device=buffer.device)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
@@ -44,7 +44,7 @@ OFFLOADS = ("none", "bf16", "cpu")
 
 @dataclass(frozen=True)
 class PairStep:
-    """Result of one combine. Tensors stay on the device; reading one synchronises.
+    """Result of one combine. Tensors are on the host, in float64, but for the kept gradients.
 
     A method with a `retain_decay` weighs its mean of retain gradients: that is the g_r of all but
     `kept`.
@@ -77,7 +77,7 @@ class PairStep:
     population: PopulationStatus | None = None
 
     def __repr__(self) -> str:
-        """Decision, gradients with weights, predicted changes, in three lines; one transfer."""
+        """Decision, gradients with weights, predicted changes, in three lines."""
         a, b = self.weights.retain, self.weights.forget
         changes = self.gram.changes(a, b)
         figures = (*self.gradient_norms, self.cos, a.min(), a.max(), b.min(), b.max(), *changes)
@@ -488,41 +488,40 @@ class PairedGradients:
         """Clipped Gram, weights and clipping factors, and what the host must know of them."""
         exact = not self.layout.is_whole  # all processes must decide alike
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
-        one = raw.dot.new_ones(())
-        population: dict[str, Tensor] = {}
+        sent: dict[str, Tensor | None] = {**raw.sums(), "unscale": unscale, "losses": losses}
         if self._population is not None:
             self._population.add(retain, forget, raw, unscale)
-            judged_by = self.method, self.max_grad_norm
-            population = self._population.figures(*judged_by, self.layout.agree)
-        while True:
-            gram = self._remembering(raw, losses)
-            gram = gram if unscale is None else gram.scaled(unscale, unscale)
-            clip = gram.clip_factors(self.max_grad_norm)
-            gram = gram.scaled(*clip)
-            weights = self.method.weigh(gram)
-            shapes = {getattr(side, "shape", None) for side in (weights.retain, weights.forget)}
-            if shapes != {gram.dot.shape}:
-                raise HamuError(
-                    f"{self.method.name} gave not one weight for each of {len(gram.dot)} blocks; "
-                    f"a weight of the whole model is weight.expand_as(gram.dot)"
-                )
-            figures = {
-                "finite": gram.is_finite(),
-                "unscale": one if unscale is None else unscale,
-                "losses_finite": one if losses is None else losses.isfinite().all().to(one),
-                "retain": weights.retain * clip[0],  # of the gradients before clipping
-                "forget": weights.forget * clip[1],
-            }
-            sums = {name: getattr(raw, name) for name in ("retain_sq", "forget_sq", "dot")}
-            if weights.constraint is not None:
-                figures |= {name: getattr(weights.constraint, name) for name in _FIGURES}
-            read = _on_host(figures | sums | population)
-            known = [read[name] for name in sums]
-            doubtful = [] if exact else self._meter.doubtful(known, retain, forget)
-            if not doubtful:
-                return gram, weights, clip, read
+            if self._population.is_due:
+                sent |= self._population.sums(self.layout.agree)
+        found = _on_host(sent)
+        gram = raw.like(found)
+        if not exact and (doubtful := self._meter.doubtful(gram, retain, forget)):
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
-            exact = True
+            gram = raw.like(_on_host(raw.sums()))
+        one = gram.dot.new_ones(())
+        gram = self._remembering(gram, found.get("losses"))
+        scale = found.get("unscale", one)
+        gram = gram if unscale is None else gram.scaled(scale, scale)
+        clip = gram.clip_factors(self.max_grad_norm)
+        gram = gram.scaled(*clip)
+        weights = self.method.weigh(gram)
+        shapes = {getattr(side, "shape", None) for side in (weights.retain, weights.forget)}
+        if shapes != {gram.dot.shape}:
+            raise HamuError(
+                f"{self.method.name} gave not one weight for each of {len(gram.dot)} blocks; "
+                f"a weight of the whole model is weight.expand_as(gram.dot)"
+            )
+        figures = {
+            "finite": gram.is_finite(),
+            "unscale": scale,
+            "losses_finite": found.get("losses", one).isfinite().all(),
+            "retain": weights.retain * clip[0],  # of the gradients before clipping
+            "forget": weights.forget * clip[1],
+        }
+        if weights.constraint is not None:
+            figures |= {name: getattr(weights.constraint, name) for name in _FIGURES}
+        read = {name: value.tolist() for name, value in figures.items()}
+        return gram, weights, clip, read | {"sums": found}
 
     def _remembering(self, gram: PairGram, losses: Tensor | None) -> PairGram:
         """The Gram with what a method needs beyond it."""
@@ -532,7 +531,7 @@ class PairedGradients:
             raise HamuError(
                 f"{self.method.name} needs the losses of the step; give combine(losses=...)"
             )
-        return replace(gram, losses=losses.to(gram.dot), memory=self._numbers.to(gram.dot))
+        return replace(gram, losses=losses, memory=self._numbers.to(gram.dot))
 
     def _average(self, retain: Grads, scaler: torch.amp.GradScaler | None) -> None:
         """Put the running mean of the retain gradient in its place, not yet in memory."""
@@ -581,7 +580,7 @@ class PairedGradients:
             if not self._memory.update(headroom, bool(read["conflict"])):
                 return ""
             return self._memory.explain(*(read[name] for name in _OF_A_STOP))
-        status = self._population.judge(read)
+        status = self._population.judge(read["sums"], self.method, self.max_grad_norm)
         if status is None:  # no new estimate
             return ""
         if not self._memory.update(judged(status.headroom, status.error), status.conflict):
@@ -606,13 +605,13 @@ class PairedGradients:
         self._set_grads(self.layout.give(written))
 
 
-def _on_host(figures: dict[str, Tensor]) -> dict[str, Any]:
-    """Values of 0-dim and [L] tensors by name, in the one transfer of a step."""
-    values = iter(torch.cat([t.reshape(-1) for t in figures.values()]).tolist())
-    return {
-        name: [next(values) for _ in range(len(t))] if t.dim() else next(values)
-        for name, t in figures.items()
-    }
+def _on_host(figures: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Those that are there, in float64, in one transfer."""
+    there = {name: t for name, t in figures.items() if t is not None}
+    device = next(iter(there.values())).device
+    flat = [t.detach().to(device, torch.float64).reshape(-1) for t in there.values()]
+    parts = torch.split(torch.cat(flat).cpu(), [len(one) for one in flat])
+    return {name: part.view(t.shape) for (name, t), part in zip(there.items(), parts, strict=True)}
 
 
 def _check_apart(retain: Grads, forget: Grads) -> None:

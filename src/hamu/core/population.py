@@ -5,7 +5,7 @@ norms: E‖g‖² = ‖E g‖² + tr Σ/n (McCandlish et al. 2018, App. A). It i
 batch, so products of the gradients of *different* steps are free of it: g_s·g_t estimates ‖E g‖²
 without bias, for a batch of one record too.
 
-No gradient is kept for that, but a sample of each tensor's entries, chosen once at random. The
+No gradient is kept for that, but a sample of each tensor's entries, evenly spaced. The
 expected gradient moves with the weights; its latest value is the end of a line through the samples
 of all steps, by least squares with weights that fall with age (Brown 1963, double exponential
 smoothing). That is a mean with weights w_t, some of them negative, which each side keeps in
@@ -31,17 +31,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
+from itertools import count
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
 from hamu.core.gram import PairGram
-from hamu.core.gram_meter import add_by_block
 from hamu.core.methods.base import Method
 
 GROUPS = 4
-SAMPLED = 512  # entries of a tensor; 128 put the headroom off by 0.05
+SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
 FEWEST = 16  # steps before an estimate is used, at least; and an eighth of a half-life
 _DOUBTFUL = 0.3  # standard error of the headroom beyond which nothing is concluded
 _CAUTION = 0.5  # standard errors added to the headroom: of many estimates the lowest decides
@@ -90,7 +90,7 @@ def judged(headroom: float, error: float) -> float:
     return headroom + _CAUTION * error if error <= _DOUBTFUL else math.inf
 
 
-_READ = tuple(one.name for one in fields(PopulationStatus))[2:]  # as `figures` has them
+_READ = tuple(one.name for one in fields(PopulationStatus))[2:]  # but the headroom and its error
 
 
 class Population:
@@ -110,17 +110,11 @@ class Population:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
         self._fewest = max(FEWEST, half_life / 8)
-        generator = torch.Generator().manual_seed(0)
+        self._shapes = [_dense(p) for p in parameters]
         sizes = [p.numel() for p in parameters]
-        self._counts = [min(size, SAMPLED) for size in sizes]
+        self._strides = [_stride(size) for size in sizes]
+        self._counts = [-(-n // step) for n, step in zip(sizes, self._strides, strict=True)]
         self._scales = torch.tensor(sizes).double() / torch.tensor(self._counts).clamp(min=1)
-        drawn = [
-            torch.randint(size, (SAMPLED,), generator=generator)
-            if size > SAMPLED
-            else torch.arange(size)
-            for size in sizes
-        ]
-        self._positions = {torch.device("cpu"): drawn}
         self._block_of = torch.tensor(block_of)
         self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double()
         # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²)
@@ -137,10 +131,8 @@ class Population:
 
     def to(self, device: torch.device) -> None:
         """Move to the model's device."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(self, name, value.to(device))
-        self._at(device)
+        for name in ("_sums", "_weights", "_squares", "_powers"):  # a step adds to these
+            setattr(self, name, getattr(self, name).to(device))
 
     def add(
         self,
@@ -185,21 +177,28 @@ class Population:
         """True if the last step added is one of those that are followed by an estimate."""
         return self._steps >= self._fewest and self._steps % self._every == 0
 
-    def grams(self, agree: Callable[[Tensor], Tensor]) -> tuple[PairGram, Tensor]:
+    def sums(self, agree: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """Sums that an estimate needs on the host, where the rest of it is done.
+
+        `agree` makes them equal on all processes.
+        """
+        line = _line(self._weights)
+        ends = (line[0] * self._sums[0] + line[1] * self._sums[1]).flatten(0, 1).double()
+        return {"ends": agree(ends), "weights": self._weights, "squares": self._squares}
+
+    def grams(self, sums: Mapping[str, Tensor]) -> tuple[PairGram, Tensor]:
         """Gram from all parts and from all but one, [L, 1 + GROUPS]; and the plain dot, [L].
 
         The Gram's dot is the root of the estimate of the squared one, for an angle without bias.
-        `agree` makes sums equal on all processes.
         """
-        line = self._line()
-        ends = (line[0] * self._sums[0] + line[1] * self._sums[1]).flatten(0, 1).double()
-        by_tensor = torch.stack([one @ one.T for one in torch.split(ends, self._counts, 1)])
-        products = ends.new_zeros(self._squares.shape[2], *by_tensor.shape[1:])
-        add_by_block(products, self._block_of, by_tensor * self._scales[:, None, None])
-        products = agree(products)
+        line = _line(sums["weights"])
+        ends = torch.split(sums["ends"], self._counts, 1)
+        by_tensor = torch.stack([one @ one.T for one in ends])
+        products = by_tensor.new_zeros(sums["squares"].shape[2], *by_tensor.shape[1:])
+        products.index_add_(0, self._block_of, by_tensor * self._scales[:, None, None])
         r, f = slice(GROUPS), slice(GROUPS, None)
         kept = self._kept
-        weights = kept * (self._weights[:, :2] @ line)
+        weights = kept * (sums["weights"][:, :2] @ line)
         all_pairs = weights.sum(1).square()
         pairs = all_pairs - weights.square().sum(1)  # of different parts
         noise = self._noise_left(line)
@@ -235,80 +234,62 @@ class Population:
         dot = whole / all_pairs
         return PairGram(retain_sq, forget_sq, dot_sq.sqrt().copysign(whole)), dot[:, 0]
 
-    def _line(self) -> Tensor:
-        """Multiples of sums and of those times time that give the end of the fitted line, [2]."""
-        ones, times, squares = self._weights.sum(0)
-        both: Tensor = torch.stack([squares, -times]) / (ones * squares - times * times)
-        return both
-
     def _noise_left(self, line: Tensor) -> Tensor:
         """Share of the noise of independent draws that the mean of each side has, [2]."""
         moments = [passes.moments() for passes in self._passes]
-        own = torch.tensor(moments, dtype=torch.float64, device=line.device)
+        own = torch.tensor(moments, dtype=torch.float64)
         squares: Tensor = own @ torch.stack([line[0] ** 2, 2.0 * line.prod(), line[1] ** 2])
         lengths = line.new_tensor([passes.steps for passes in self._passes[:2]])
         return (1.0 - squares[:2] / lengths / squares[2]).clamp(0.0, 1.0)
 
-    def figures(
-        self, method: Method, max_norm: float | None, agree: Callable[[Tensor], Tensor]
-    ) -> dict[str, Tensor]:
-        """Figures of the estimate for the host, for `judge`; nothing between two estimates."""
+    def judge(
+        self, sums: Mapping[str, Tensor], method: Method, max_norm: float | None
+    ) -> PopulationStatus | None:
+        """Status from `sums` on the host; None if there is no new estimate."""
         if not self.is_due:
-            return {}
-        grams, dot = self.grams(agree)
+            return None
+        grams, dot = self.grams(sums)
         gram = PairGram(grams.retain_sq[:, 0], grams.forget_sq[:, 0], grams.dot[:, 0])
         clip = gram.clip_factors(max_norm)
         status = method.weigh(gram.scaled(*clip)).constraint
         assert status is not None
         reach = grams.retain_norm * grams.forget_norm
         norms = torch.stack([gram.retain_sq, gram.forget_sq]).sum(1)
-        squares = torch.einsum("m,msl->s", self._line(), self._squares)
+        line = _line(sums["weights"])
+        squares = torch.einsum("m,msl->s", line, sums["squares"])
         kappa, noise = dot.sum(), (squares / norms - 1.0).clamp(min=0.0)
-        found = {name: getattr(status, name) for name in _READ if hasattr(status, name)} | {
+        own = {
             "kappa": kappa * clip[0] * clip[1],
             "cos": kappa / norms.prod().sqrt(),
             "retain_noise": noise[0],
             "forget_noise": noise[1],
-            "reach": status.max_demand,
-            "noise left": self._noise_left(self._line()).max(),
-            "sines": (reach * grams.sin).sum(0) / reach.sum(0),
         }
-        return {f"population {name}": value for name, value in found.items()}
-
-    def judge(self, read: Mapping[str, Any]) -> PopulationStatus | None:
-        """Status from `figures` on the host; None if there is no new estimate."""
-        if not self.is_due:
+        demand, headroom, error = status.clipped_demand.item(), math.inf, math.inf
+        if math.isnan(demand):  # too few steps were finite
             return None
-        found = {name: read[f"population {name}"] for name in _READ}
-        if math.isnan(found["clipped_demand"]):  # too few steps were finite
-            return None
-        demand, headroom, error = found["clipped_demand"], math.inf, math.inf
         if demand > 0:
-            headroom = found["free_limit"] / demand
-            error = _jackknife_error(read["population sines"][1:])
-            error *= read["population reach"] / demand * math.sqrt(read["population noise left"])
-        self.status = _status_of(headroom, error, *found.values())
+            headroom = status.free_limit.item() / demand
+            error = _jackknife_error(((reach * grams.sin).sum(0) / reach.sum(0))[1:].tolist())
+            left = self._noise_left(line).max().item()
+            error *= status.max_demand.item() / demand * math.sqrt(left)
+        values = (own[name] if name in own else getattr(status, name) for name in _READ)
+        self.status = _status_of(headroom, error, *(value.item() for value in values))
         return self.status
 
     def _drawn(self, *sides: Sequence[Tensor | None]) -> Tensor:
         """Sampled entries of each side, tensor by tensor, [2, entries]."""
         parts, home = [], self._sums.device
         for grads in sides:
-            for number, (g, count) in enumerate(zip(grads, self._counts, strict=True)):
+            samples = zip(grads, self._shapes, self._counts, self._strides, strict=True)
+            for g, shape, taken, stride in samples:
                 if g is None:
-                    parts.append(self._sums.new_zeros(count))
-                elif count < SAMPLED:  # all of it
-                    parts.append(g.reshape(-1))
-                else:
-                    parts.append(g.take(self._at(g.device)[number]))
-        parts = [part if part.device == home else part.to(home) for part in parts]
+                    parts.append(self._sums.new_zeros(taken))
+                    continue
+                if g.stride() != shape.stride():  # entries are counted as they lie in memory
+                    g = torch.empty_like(shape, device=g.device, dtype=g.dtype).copy_(g)
+                part = g.as_strided((taken,), (stride,), g.storage_offset())
+                parts.append(part if part.device == home else part.to(home))
         return torch.cat(parts).to(self._sums.dtype).view(2, -1)
-
-    def _at(self, device: torch.device) -> list[Tensor]:
-        if device not in self._positions:
-            drawn = self._positions[torch.device("cpu")]
-            self._positions[device] = [one.to(device) for one in drawn]
-        return self._positions[device]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Running means, number of steps and latest status, as tensors."""
@@ -368,6 +349,28 @@ class _Passes:
         ones, times, *closed = self.values
         new = ones * ones, ones * times, times * times
         return [old + one for old, one in zip(closed, new, strict=True)]
+
+
+def _dense(parameter: Tensor) -> Tensor:
+    """Shape of a parameter and the order of its entries in memory, without any."""
+    return torch.empty_like(parameter, device="meta")
+
+
+def _stride(size: int) -> int:
+    """Distance of the sampled entries: 1 in small tensors, else a prime above 3, so that no row,
+    column or place of a kernel is left out.
+    """
+    if size < 3 * SAMPLED:
+        return 1
+    numbers = count(max(5, size // SAMPLED))
+    return next(n for n in numbers if all(n % d for d in range(2, math.isqrt(n) + 1)))
+
+
+def _line(weights: Tensor) -> Tensor:
+    """Multiples of sums and of those times time that give the end of the fitted line, [2]."""
+    ones, times, squares = weights.sum(0)
+    both: Tensor = torch.stack([squares, -times]) / (ones * squares - times * times)
+    return both
 
 
 def _shifted(moments: Sequence[Any], time: int) -> tuple[Any, Any, Any]:
