@@ -162,6 +162,12 @@ class TrainConfig(TrainingArguments):
         if not self.use_cpu and str(torch.accelerator.current_accelerator()) == "mps":
             _warn_once("the CPU is used: this machine's accelerator, mps, has no float64")
             self.use_cpu = True
+        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.accelerator.device_count()
+        _check(
+            self.use_cpu or here <= gpus,
+            f"{here} processes were started on a machine with {gpus} GPUs, and each needs one of "
+            f"its own; start {gpus}, or give --use_cpu",
+        )
         _check(
             not (self.fp16 and self.use_cpu),
             "fp16 needs a GPU: on a CPU training would be in float32; give --bf16, or neither",
@@ -169,6 +175,9 @@ class TrainConfig(TrainingArguments):
         trackers = named_trackers(self.report_to)
         with reading("the settings do not fit together"):
             super().__post_init__()  # type: ignore[no-untyped-call]
+        # batches reach a GPU while it works; the host waits for no copy
+        loading: Any = self.accelerator_config
+        loading.non_blocking = self.dataloader_pin_memory and not self.use_cpu
         if self.n_gpu > 1:  # else a DataParallel: no autocast, and larger batches
             _warn_once(
                 f"one process uses one GPU, the first of {self.n_gpu}, unless the model itself "
