@@ -15,4 +15,6 @@ def print_report(name: str, figures: Mapping[str, float]) -> None:
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
     }
+    if torch.cuda.is_available():
+        environment["gpu"] = torch.cuda.get_device_name()
     print(json.dumps({"name": name, "figures": dict(figures), "environment": environment}))

@@ -1,8 +1,9 @@
 """Kernels that `combine()` launches, counted on a device of our own: by tensors, never by elements.
 
-    python benchmarks/launches.py [--quick]
+    python benchmarks/launches.py [--quick] [--device cuda]
 
-The device (`_counted.py`) follows a GPU's rules on the host's memory and counts; nothing is timed. A step of HAMU-Q
+The device (`_counted.py`) follows a GPU's rules on the host's memory and counts; nothing is timed. With a GPU its profiler
+counts, and bytes are not known. A step of HAMU-Q
 combines gradients of one tensor of 10^6, 10^7 and 10^8 elements (--quick: up to 10^7), in float32 and bfloat16, and
 of 10 and 1,000 tensors. Figures:
 
@@ -16,8 +17,10 @@ of 10 and 1,000 tensors. Figures:
 
 import argparse
 
+import _counted
+import _gpu
 import torch
-from _counted import Count, counting, present
+from _counted import Count
 from _report import print_report
 from torch import nn
 
@@ -31,6 +34,7 @@ def combined(sizes: list[int], dtype: torch.dtype, device: torch.device) -> Coun
     generator = torch.Generator().manual_seed(0)
     parameters = nn.ParameterList(nn.Parameter(torch.zeros(n, dtype=dtype)) for n in sizes)
     model = parameters.to(device)
+    counting = _gpu.counting if device.type == "cuda" else _counted.counting
     pair = PairedGradients(model, HamuQ(0.3, constraint_mode="relative", stopping="off"))
     drawn = torch.randn(2, max(sizes), dtype=dtype, generator=generator)
     for _ in range(2):
@@ -48,15 +52,19 @@ def main() -> None:
     """Count, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    largest = 10**7 if parser.parse_args().quick else 10**8
+    parser.add_argument("--device", choices=(_counted.NAME, _gpu.NAME), default=_counted.NAME)
+    options = parser.parse_args()
+    largest = 10**7 if options.quick else 10**8
+    present = _gpu.present if options.device == _gpu.NAME else _counted.present
     figures: dict[str, float] = {"growth_with_elements": 0.0, "host_reads": 0}
     with present() as device:
         for name, dtype in DTYPES.items():
             counts = {n: combined([n], dtype, device) for n in (10**6, 10**7, largest)}
             growth = max(count.total for count in counts.values()) / counts[10**6].total
             figures["growth_with_elements"] = max(figures["growth_with_elements"], growth)
-            of_both = 2 * largest * dtype.itemsize
-            figures[f"bytes_{name}"] = round(counts[largest].moved / of_both, 2)
+            if options.device == _counted.NAME:
+                of_both = 2 * largest * dtype.itemsize
+                figures[f"bytes_{name}"] = round(counts[largest].moved / of_both, 2)
             for kind, size in (("small", 1 << 12), ("large", 1 << 16)):
                 few, many = (combined([size] * count, dtype, device) for count in (10, 1000))
                 figures[f"per_tensor_{kind}_{name}"] = round((many.total - few.total) / 990, 2)

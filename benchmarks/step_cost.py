@@ -3,14 +3,17 @@
 Floor: two backward passes and the optimizer's step, no clipping, no combine. Ours: the same two passes collected
 apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one
 process on one model, and the ratio is the median over pairs; the model is made anew every so often, because where
-its tensors happen to lie in memory moves the ratio as much as the step does. Host synchronisations are counted in one
-step, page faults over all steps. `_plain` is the least that any method of its kind does, over the floor: the passes
+its tensors happen to lie in memory moves the ratio as much as the step does. Page faults
+are counted over all steps. `_plain` is the least that any method of its kind does, over the floor: the passes
 apart, three dot products of each tensor, one weighted sum of both gradients; no clipping, weighing or decision, and
 float32 sums. `_means` is the time of a paired step with running means (`half_life`) over one without. `trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its
 defaults over one that checks and logs nothing, ResNet-20 on the CPU or the GPU that is there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another
 `MALLOC_` variable in the environment prevents that).
 
-    python benchmarks/step_cost.py [--quick]
+    python benchmarks/step_cost.py [--quick] [--device cuda]
+
+On a GPU also the Llama of 1.1 B parameters of docs/scaling.md, `_memory`, the peak of a paired step above that of the
+floor in gradients, and `_host_syncs`, how often more the host waits for it in a paired step, as CUDA warns.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
+import _gpu
 import torch
 from _report import print_report
 from torch import Tensor, nn
@@ -32,22 +36,26 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hamu import HamuQ, PairedGradients, StoppingRule, UnlearnConfig, UnlearnTrainer
 from hamu.cli import keep_freed_memory
 from hamu.models import SmallResNet, SmallResNetConfig
+from hamu.models.language import AdapterSettings, with_adapter
 
 Loss = Callable[[], Tensor]
 _ROUNDS = 4
-_READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__")
+_LONG = ("b5000", "float32", "bf16", "lora")  # cases that take one
 
 
-def resnet20(batch: int) -> tuple[nn.Module, Loss, Loss]:
-    model = SmallResNet(SmallResNetConfig(num_labels=10)).train()
-    sides = [(torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))) for _ in range(2)]
+def resnet20(batch: int, device: torch.device) -> tuple[nn.Module, Loss, Loss]:
+    model = SmallResNet(SmallResNetConfig(num_labels=10)).train().to(device)
+    sides = [
+        (torch.randn(batch, 3, 32, 32).to(device), torch.randint(0, 10, (batch,)).to(device))
+        for _ in range(2)
+    ]
     retain, forget = (
         lambda s=s: nn.functional.cross_entropy(model(s[0]).logits, s[1]) for s in sides
     )
     return model, retain, forget
 
 
-def llama_5m() -> tuple[nn.Module, Loss, Loss]:
+def llama_5m(device: torch.device) -> tuple[nn.Module, Loss, Loss]:
     config = LlamaConfig(
         vocab_size=4096,
         hidden_size=256,
@@ -56,10 +64,39 @@ def llama_5m() -> tuple[nn.Module, Loss, Loss]:
         num_attention_heads=4,
         max_position_embeddings=64,
     )
-    model = LlamaForCausalLM(config).train()
-    sides = [torch.randint(0, 4096, (4, 64)) for _ in range(2)]
-    retain, forget = (lambda s=s: model(input_ids=s, labels=s).loss for s in sides)
-    return model, retain, forget
+    model = LlamaForCausalLM(config).train().to(device)
+    return model, *losses_of(model, (4, 64), device)
+
+
+def llama_1b(
+    dtype: torch.dtype, adapter: bool, device: torch.device
+) -> tuple[nn.Module, Loss, Loss]:
+    """As the plan of docs/scaling.md has it: 4,096 tokens of each side, checkpointed."""
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    torch.set_float32_matmul_precision("high")  # TF32
+    torch.set_default_dtype(dtype)
+    with device:
+        model = LlamaForCausalLM(config).train()
+    torch.set_default_dtype(torch.float32)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if adapter:
+        model = with_adapter(model, AdapterSettings(rank=8)).train()
+    return model, *losses_of(model, (4, 1024), device)
+
+
+def losses_of(model: nn.Module, shape: tuple[int, int], device: torch.device) -> list[Loss]:
+    """Of both sides, on random texts."""
+    sides = [torch.randint(0, 4096, shape).to(device) for _ in range(2)]
+    return [lambda s=s: model(input_ids=s, labels=s).loss for s in sides]
 
 
 def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], None], ...]:
@@ -103,7 +140,15 @@ def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], No
     return floor, partial(paired, pair), partial(paired, with_means), plain
 
 
-def ratios(floor: Callable[[], None], paired: Callable[[], None], pairs: int) -> list[float]:
+def finish(device: torch.device) -> None:
+    """Wait for what a GPU still has to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def ratios(
+    floor: Callable[[], None], paired: Callable[[], None], pairs: int, device: torch.device
+) -> list[float]:
     """time(paired) / time(floor) of each pair; the order within a pair alternates."""
     for _ in range(3):
         floor()
@@ -112,8 +157,10 @@ def ratios(floor: Callable[[], None], paired: Callable[[], None], pairs: int) ->
     for number in range(pairs):
         times = {}
         for step in (floor, paired) if number % 2 else (paired, floor):
+            finish(device)
             begin = time.perf_counter()
             step()
+            finish(device)
             times[step] = time.perf_counter() - begin
         found.append(times[paired] / times[floor])
     return found
@@ -158,26 +205,30 @@ def cost_of_checks(steps: int, bf16: bool, rounds: int) -> float:
     return statistics.median(found)
 
 
-@contextlib.contextmanager
-def counted_reads() -> Iterator[list[str]]:
-    """Collects the name of every call that would make the host wait for the device."""
-    seen: list[str] = []
-    originals = {name: getattr(Tensor, name) for name in _READS}
+def memory_of(step: Callable[[], None], device: torch.device) -> int:
+    """The most bytes of a GPU that are taken during a step."""
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    return torch.cuda.max_memory_allocated(device)
 
-    def spy(name: str) -> Callable[..., object]:
-        def call(self: Tensor, *args: object, **kwargs: object) -> object:
-            seen.append(name)
-            return originals[name](self, *args, **kwargs)
 
-        return call
-
-    for name in _READS:
-        setattr(Tensor, name, spy(name))
-    try:
-        yield seen
-    finally:
-        for name, original in originals.items():
-            setattr(Tensor, name, original)
+def cases_on(
+    device: torch.device,
+) -> dict[str, tuple[Callable[[], tuple[nn.Module, Loss, Loss]], int]]:
+    """What makes a model and both losses, and how many pairs of steps are timed."""
+    cases = {
+        "resnet20_b128": (partial(resnet20, 128, device), 80),
+        "resnet20_b16": (partial(resnet20, 16, device), 200),
+        "llama_5m": (partial(llama_5m, device), 100),
+    }
+    if device.type == "cuda":
+        cases |= {
+            "resnet20_b5000": (partial(resnet20, 5000, device), 40),
+            "llama_1b_float32": (partial(llama_1b, torch.float32, False, device), 8),
+            "llama_1b_bf16": (partial(llama_1b, torch.bfloat16, False, device), 12),
+            "llama_1b_lora": (partial(llama_1b, torch.bfloat16, True, device), 12),
+        }
+    return cases
 
 
 def main() -> None:
@@ -185,45 +236,52 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
-    quick = parser.parse_args().quick
+    parser.add_argument("--device", default="cpu", help="such as cuda (default cpu)")
+    options = parser.parse_args()
+    quick, device = options.quick, torch.device(options.device)
     keep_freed_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)
     figures: dict[str, float] = {}
-    cases = {
-        "resnet20_b128": (lambda: resnet20(128), 80),
-        "resnet20_b16": (lambda: resnet20(16), 200),
-        "llama_5m": (llama_5m, 100),
-    }
-    reads = 0
-    for name, (build, pairs) in cases.items():
+    for name, (build, pairs) in cases_on(device).items():
         found: list[float] = []
         of_means: list[float] = []
         of_plain: list[float] = []
         faults = taken = 0
-        for _ in range(_ROUNDS):
-            floor, paired, with_means, plain = steps(*build())
+        rounds = 1 if name.endswith(_LONG) else _ROUNDS
+        turns = max(2, pairs // (10 if quick else 1) // rounds)
+        for _ in range(rounds):
+            model, *losses = build()
+            floor, paired, with_means, plain = steps(model, *losses)
             floor(), paired()  # what stays is allocated once
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-            found += ratios(floor, paired, max(2, pairs // (10 if quick else 1) // _ROUNDS))
+            found += ratios(floor, paired, turns, device)
             faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-            taken += 2 * max(2, pairs // (10 if quick else 1) // _ROUNDS)
-            of_means += ratios(paired, with_means, max(2, pairs // (10 if quick else 1) // _ROUNDS))
-            of_plain += ratios(floor, plain, max(2, pairs // (10 if quick else 1) // _ROUNDS))
+            taken += 2 * turns
+            of_means += ratios(paired, with_means, turns, device)
+            of_plain += ratios(floor, plain, turns, device)
         figures[name] = round(statistics.median(found), 4)
         figures[f"{name}_means"] = round(statistics.median(of_means), 4)
         figures[f"{name}_plain"] = round(statistics.median(of_plain), 4)
-        figures[f"{name}_page_faults"] = round(faults / taken)
-        with counted_reads() as of_floor:
-            floor()
-        with counted_reads() as of_paired:
-            paired()
-        reads = max(reads, len(of_paired) - len(of_floor))
-        print(f"{name}: {figures[name]:.3f} of the floor")
+        if device.type == "cuda":
+            gradient = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+            more = memory_of(paired, device) - memory_of(floor, device)
+            figures[f"{name}_memory"] = round(more / gradient, 4)
+            begin = time.perf_counter()
+            floor(), finish(device)
+            figures[f"{name}_floor_ms"] = round(1e3 * (time.perf_counter() - begin), 2)
+            with _gpu.counting() as of_floor:
+                floor()
+            with _gpu.counting() as of_paired:
+                paired()
+            figures[f"{name}_host_syncs"] = len(of_paired.reads) - len(of_floor.reads)
+        else:
+            figures[f"{name}_page_faults"] = round(faults / taken)
+        print(f"{name}: {figures[name]:.3f} of the floor", flush=True)
+        del model, losses, floor, paired, with_means, plain
     for name, bf16 in (("trainer", False), ("trainer_bf16", True)):
         figures[name] = round(cost_of_checks(20 if quick else 120, bf16, 1 if quick else 5), 4)
-        print(f"{name}: {figures[name]:.3f} of a run without checks and log")
-    figures["host_syncs"] = reads
+        print(f"{name}: {figures[name]:.3f} of a run without checks and log", flush=True)
     print_report("step_cost", figures)
 
 

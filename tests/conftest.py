@@ -14,6 +14,10 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+if torch.cuda.is_available():  # else two runs on a GPU differ in their last digits
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.allow_tf32 = False  # as on the host, with which results are compared
 settings.register_profile("hamu", deadline=None, derandomize=True, database=None)
 settings.load_profile("hamu")
 

@@ -78,8 +78,8 @@ def combine(method, retain, forget, losses=None, **settings):
 
 
 def flat(tensors):
-    """All tensors as one float64 vector."""
-    return torch.cat([t.detach().double().reshape(-1) for t in tensors])
+    """All tensors as one float64 vector on the host."""
+    return torch.cat([t.detach().cpu().double().reshape(-1) for t in tensors])
 
 
 def hamu_q_update(g_r, g_f, Q, R):

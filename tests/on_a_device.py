@@ -1,10 +1,11 @@
 """HAMU on a device whose tensors may not meet the host's: the CPU's results, few reads, few launches.
 
 Run by tests/integration/test_device.py in a process of its own: a process that knows another device cannot be forked
-any more once it has taken a gradient.
+any more once it has taken a gradient. With HAMU_TEST_DEVICE=cuda the device is a GPU.
 """
 
 import copy
+import os
 import sys
 from pathlib import Path
 
@@ -34,9 +35,17 @@ from hamu.models.language import AdapterSettings, new_language_model, new_tokeni
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import scaling_plan
-from _counted import NAME, counting, present
 from launches import combined
 
+ON_GPU = os.environ.get("HAMU_TEST_DEVICE") == "cuda"
+if ON_GPU:
+    from _gpu import NAME, counting, present
+
+    torch.backends.cudnn.allow_tf32 = False  # the host has none
+else:
+    from _counted import NAME, counting, present
+
+OF_OUR_OWN = pytest.mark.skipif(ON_GPU, reason="what is counted is the device of our own")
 RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
 LATE = StoppingRule(patience=100)
 SGD, ADAM = torch.optim.SGD, torch.optim.AdamW
@@ -169,7 +178,10 @@ def test_a_step_is_the_hosts_and_reads_once(device, case):
     host, _ = trained("cpu", **case)
     there, count = trained(device, **case)
     start = torch.cat([p.detach().double().flatten() for p in network().parameters()])
-    assert (there - host).norm() <= 1e-4 * (host - start).norm()
+    digits = (
+        0.05 if ON_GPU and case.get("dtype") == torch.bfloat16 else 1e-4
+    )  # sums round otherwise
+    assert (there - host).norm() <= digits * (host - start).norm()
     assert len(count.reads) == 1
 
 
@@ -199,7 +211,8 @@ def test_a_model_over_a_device_and_the_host_steps_as_on_one(device, offload):
         assert all(p.grad.device == p.device for p in model.parameters())
         assert len({p.device for p in model.parameters()}) == len(set(places))
     for host, there in zip(*found, strict=True):
-        torch.testing.assert_close(there.cpu(), host, rtol=1e-4, atol=1e-7)
+        rtol, atol = (1e-2, 1e-5) if ON_GPU and offload == "bf16" else (1e-4, 1e-7)
+        torch.testing.assert_close(there.cpu(), host, rtol=rtol, atol=atol)
 
 
 def test_an_assessment_is_the_hosts(device):
@@ -260,7 +273,7 @@ def run(folder, model, data, monkeypatch, place, **settings):
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     common = {"max_steps": 3, "per_device_train_batch_size": 8, "disable_tqdm": True} | RELATIVE
     args = UnlearnConfig(str(Path(folder) / place.replace(":", "")), use_cpu=place == "cpu",
-                         dataloader_pin_memory=False, **common | settings)  # fmt: skip
+                         dataloader_pin_memory=ON_GPU, **common | settings)  # fmt: skip
     trainer = UnlearnTrainer(model, args, **data)
     trainer.train()
     assert {p.device.type for p in model.parameters()} == {torch.device(place).type}
@@ -311,6 +324,7 @@ def test_a_run_on_texts_with_an_adapter_is_the_hosts(tmp_path, monkeypatch, text
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
 
 
+@OF_OUR_OWN
 def test_the_device_refuses_tensors_of_the_host_and_counts(device):
     here = torch.ones(3, device=device)
     with pytest.raises(RuntimeError, match="of the host"):
@@ -320,9 +334,11 @@ def test_the_device_refuses_tensors_of_the_host_and_counts(device):
     assert (count.total, len(count.reads)) == (3, 1)
 
 
+@OF_OUR_OWN
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_launches_grow_with_tensors_never_with_elements(device, dtype):
-    one, ten_times = (combined([size], dtype, device) for size in (10**5, 10**6))
+@pytest.mark.parametrize("size", [10**4, 10**5, 10**7])
+def test_launches_grow_with_tensors_never_with_elements(device, dtype, size):
+    one, ten_times = (combined([count], dtype, device) for count in (size, 4 * size))
     assert ten_times.launches == one.launches
     few, many = (combined([1 << 12] * count, dtype, device) for count in (10, 200))
     assert many.total == few.total, "small tensors are packed"
@@ -332,6 +348,7 @@ class Parts(Layout):
     is_whole = False
 
 
+@OF_OUR_OWN
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("training", scaling_plan.TRAININGS, ids=lambda training: training.name)
 def test_the_plan_for_large_models_counts_what_small_ones_launch(device, training, whole):

@@ -9,7 +9,7 @@ import pytest
 
 from hamu.cli import main
 
-GOAL = ("unlearn", "--data", "digits", "--forget_class", "3", "--max_steps", "20")
+GOAL = ("unlearn", "--data", "digits", "--forget_class", "3", "--max_steps", "20", "--use_cpu")
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "hamu")
 
 

@@ -171,4 +171,5 @@ def cli(capfd, tmp_path, monkeypatch):
 def forked_runs(monkeypatch):
     """The runs of a comparison without the seconds that each takes to load the libraries."""
     importlib.import_module("hamu.unlearning.jobs")
-    monkeypatch.setattr(children, "_CONTEXT", multiprocessing.get_context("fork"))
+    if not torch.cuda.is_available():  # a device does not survive a fork
+        monkeypatch.setattr(children, "_CONTEXT", multiprocessing.get_context("fork"))

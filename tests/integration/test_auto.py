@@ -55,7 +55,7 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     assert predicted(model, whole_class.forget).correct.double().mean() <= 0.05
     rise = retain_loss(model, whole_class) - before
     assert rise <= 0.02, "of all retain records, not of those measured on the way"
-    assert trainer.controller.history[-1]["retain_rise"] == pytest.approx(rise, abs=1e-6)
+    assert trainer.controller.history[-1]["retain_rise"] == pytest.approx(rise, abs=1e-5)
     assert trainer.steps_taken < 40
     assert any(positions for _, positions in trainer.goal_run.state_dict()["focus"])
 
@@ -151,7 +151,7 @@ def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, ro
     trainer = by_goal(trainer_of, model, rows, target_forget_loss=1e-9)
     assert trainer.steps_taken == 0
     assert trainer.stop_reason.startswith("the goal is reached at the start: 12 of 12 records")
-    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert all(value.equal(before[name]) for name, value in model.cpu().state_dict().items())
 
 
 def test_a_run_by_hand_raises_records_to_their_targets_too(model, trainer_of, rows):
@@ -175,6 +175,7 @@ def test_a_run_by_hand_raises_records_to_their_targets_too(model, trainer_of, ro
 def recognised_after_fine_tuning(model, problem, steps):
     """The share of the forget set that is recognised after so many ordinary steps on the retain set, at each."""
     generator = torch.Generator().manual_seed(7)
+    model.cpu()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     found = []
     for step in range(1, max(steps) + 1):

@@ -97,7 +97,7 @@ class RetainNorms(TrainerCallback):
     def on_step_begin(self, args, state, control, model, train_dataloader, **kwargs):
         pairs, size = train_dataloader.dataset, args.per_device_train_batch_size
         places = range(state.global_step * size, (state.global_step + 1) * size)
-        batch = pairs.__getitems__(places)["retain"]
+        batch = {k: v.to(args.device) for k, v in pairs.__getitems__(places)["retain"].items()}
         logits = model.eval()(batch["pixel_values"])
         loss = nn.functional.cross_entropy(logits, batch["labels"])
         self.found.append(flat(torch.autograd.grad(loss, list(model.parameters()))).norm().item())

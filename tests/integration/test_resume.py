@@ -20,6 +20,9 @@ from hamu.unlearning.trainer.logs import ProgressBar
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+DETERMINISTIC = ("--full_determinism",) if torch.cuda.is_available() else ()
+
+
 def words(line):
     return tuple(line.split())
 
@@ -81,6 +84,7 @@ def settings(saved_model, *more):
     return (
         *("unlearn", "--recipe", "digits", "--model", saved_model, "--num_train_epochs", 2),
         *("--per_device_train_batch_size", 512, "--max_eval_samples", 64, "--check_steps", 1),
+        *DETERMINISTIC,
         *more,
     )
 
@@ -168,7 +172,7 @@ def test_training_resumes_with_its_batch_in_a_folder_named_as_a_built_in_model(
 ):
     """A closed terminal ends it in order, unless it is to live on, as nohup wants it."""
     train = ("train", "--data", "digits", "--model", "resnet8", "--num_train_epochs", 2)
-    train += ("--per_device_train_batch_size", 512, "--output_dir")
+    train += (*DETERMINISTIC, "--per_device_train_batch_size", 512, "--output_dir")
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may be to live on
     signal_at(4, signal.SIGHUP)
     code, _, err = cli(*train, "resnet8")
@@ -403,7 +407,16 @@ def test_runs_that_are_killed_end_alike(saved_model, tmp_path, monkeypatch):
     import kill_resume
 
     unlearn = [str(word) for word in settings(saved_model, *EVERY_STEP, *ADAM)[1:]]
-    train = ["--data", "digits", "--model", "resnet8", "--max_steps", "6", *EVERY_STEP]
+    train = [
+        "--data",
+        "digits",
+        "--model",
+        "resnet8",
+        "--max_steps",
+        "6",
+        *EVERY_STEP,
+        *DETERMINISTIC,
+    ]
     for name, words in (("unlearn", unlearn), ("train", train)):
         case = kill_resume.Case(name, name, words)
         begin = time.monotonic()

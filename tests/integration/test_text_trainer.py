@@ -90,7 +90,7 @@ def adapted(start, dtype=torch.float32):
 
 
 def tensors(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
+    return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
 
 
 @pytest.fixture

@@ -111,11 +111,11 @@ def test_a_method_that_needs_one_side_runs_one_pass(model, trainer_of, method, p
 def test_batchnorm_statistics_stay_and_its_weights_move(model, trainer_of):
     before = {n: t.clone() for n, t in model.state_dict().items()}
     trainer_of(model, learning_rate=1e-2).train()
-    after = model.state_dict()
+    after = model.cpu().state_dict()
     assert all(torch.equal(before[n], after[n]) for n in before if "running" in n or "tracked" in n)
     assert all(not torch.equal(before[n], after[n]) for n, _ in model.named_parameters())
     trainer_of(model, freeze_batchnorm=False).train()
-    assert not torch.equal(before["2.running_mean"], model.state_dict()["2.running_mean"])
+    assert not torch.equal(before["2.running_mean"], model.cpu().state_dict()["2.running_mean"])
 
 
 def test_a_constraint_that_cannot_be_met_at_a_later_step_ends_the_run(model, trainer_of):
@@ -285,7 +285,7 @@ def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model,
     assert last["eval_forget_gain"] == pytest.approx(gain)
     batch = problem.forget.__getitems__(range(len(problem.forget)))
     with torch.no_grad():
-        loss = F.cross_entropy(model.eval()(batch["pixel_values"]), batch["labels"])
+        loss = F.cross_entropy(model.cpu().eval()(batch["pixel_values"]), batch["labels"])
     assert last["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
@@ -341,6 +341,10 @@ def test_a_run_of_a_compiled_model_ends_as_that_of_the_model(model, trained, tmp
         trainer = trained(one, check_steps=1, correct_steps=True, **settings)
         trainer.save_model(str(tmp_path / "saved"))
         found.append((one.state_dict(), trainer.promise))
-    assert found[0][1] == found[1][1]
-    for name, tensor in found[0][0].items():
-        assert torch.equal(tensor, found[1][0][name]), name
+    (eager, promise), (compiled, other) = found
+    on_gpu = torch.cuda.is_available()  # whose kernels are others once compiled
+    assert other["median_ratio"] == pytest.approx(promise["median_ratio"], rel=0.01 * on_gpu)
+    assert {**other, "median_ratio": 0} == {**promise, "median_ratio": 0}
+    for name, tensor in eager.items():
+        atol = 1e-5 * on_gpu
+        torch.testing.assert_close(compiled[name], tensor, rtol=0, atol=atol, msg=name)

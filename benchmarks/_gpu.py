@@ -1,0 +1,37 @@
+"""`_counted.py`'s names for an NVIDIA GPU: what the profiler and CUDA's own warnings count there."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from _counted import Count
+from torch.profiler import ProfilerActivity, profile
+
+NAME = "cuda"
+
+
+@contextmanager
+def present() -> Iterator[torch.device]:
+    """The first GPU."""
+    yield torch.device(NAME, 0)
+
+
+@contextmanager
+def counting() -> Iterator[Count]:
+    """What the GPU is given meanwhile: kernels and copies, and operations that keep the host waiting. No bytes."""
+    count = Count()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    with (
+        warnings.catch_warnings(record=True) as seen,
+        profile(activities=[ProfilerActivity.CUDA]) as found,
+    ):
+        warnings.simplefilter("always")
+        yield count
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+    count.reads += [f"{w.filename}:{w.lineno}" for w in seen if "synchronizing" in str(w.message)]
+    for event in found.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            count.launches[event.name] += 1
