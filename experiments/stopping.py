@@ -138,8 +138,7 @@ def record(sides: Sides, method: HamuQ, size: int, rate: float, scale: float, se
 
 def estimate(method: HamuQ, population: Population) -> float:
     """Headroom that the criterion judges after a step; infinite without a new estimate."""
-    read = population.figures(method, 1.0, lambda numbers: numbers)
-    status = population.judge({name: value.tolist() for name, value in read.items()})
+    status = population.judge(population.sums(lambda numbers: numbers), method, 1.0)
     return math.inf if status is None else judged(at_least_one(status), status.error)
 
 
