@@ -363,6 +363,26 @@ def test_the_docs_compute_the_same_digests_without_this_package(finished_images,
     assert names["whole_set"](holdout) == of_texts["test_set"]["sha256"]
 
 
+def test_a_count_says_where_it_is_of_a_sample(images, verify, capsys):
+    words = ("--forget_class", "3", "--max_steps", "1", "--max_eval_samples", "8", "--overwrite")
+    words += ("--method", "gdiff")
+    capsys.readouterr()
+    assert (
+        run("unlearn", "--data", "data", "--model", "original", *words, "--output_dir", "run") == 0
+    )
+    records = strict(images / "run/record.json")
+    whole = records["forget_set"]["records"]
+    assert (records["goal"]["after"]["records"], records["goal"]["sampled_from"]) == (8, whole)
+    said = re.search(
+        rf"\d of 8 records, a sample of {whole}, (is|are) forgotten", capsys.readouterr().out
+    )
+    assert said[0] in (images / "run/record.md").read_text()
+    assert said[0] in (images / "run/model/README.md").read_text()
+    assert verify("--no_models")[0] == 0
+    assert run("report", "run") == 0
+    assert said[0] in (images / "run/report.html").read_text()
+
+
 def test_the_docs_explain_every_field():
     table = re.findall(r"^\| (`.*?) \|", DOCS, re.MULTILINE)
     named = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}

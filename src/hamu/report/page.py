@@ -107,7 +107,8 @@ def _forgotten(run: Run, gains: Gains) -> Verdict:
     before, after = (run.goal[role]["forgotten"] for role in ROLES)
     count = f"{after:,} of {run.goal['after']['records']:,} records"
     if has_share(run.goal):
-        return Verdict("It forgot", "good")
+        whole = run.goal.get("sampled_from")
+        return Verdict(f"It forgot{f' a sample of {whole:,} records' if whole else ''}", "good")
     if after > before:
         return Verdict(f"It forgot in part, {count}", "mixed")
     if after:

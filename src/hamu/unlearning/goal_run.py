@@ -153,6 +153,8 @@ class GoalRun:
         if self.goal is None or "after" not in standings:
             return None
         more: dict[str, Any] = {"lasting": self.lookahead is not None}
+        whole = len(self._looks.whole["forget"])  # type: ignore[arg-type]
+        more["sampled_from"] = whole if whole > len(standings["after"].losses) else None
         if self.controller is not None:
             more |= {"budget": self.controller.budget, "reached": self.controller.reached}
         if "before" in standings:

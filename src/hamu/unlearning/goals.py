@@ -213,6 +213,7 @@ class Goal:
         """The goal and a standing at the end as JSON holds them, and what else is known."""
         own = {"kind": self.kind, "share": self.share, "loss": self.loss}
         own |= {"budget": None, "reached": after.share >= self.share, "lasting": None}
+        own["sampled_from"] = None
         return own | more | {"after": after.figures()}
 
     def _targets(self, forget: AnyPredictions, losses: Tensor) -> Targets:
@@ -371,10 +372,11 @@ def meaning(goal: Mapping[str, Any]) -> str:
 def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
     """Count in a few words: "19 of 20 records are forgotten by the goal unseen"."""
     count, records, high = (goal[role][name] for name in ("forgotten", "records", "too_high"))
-    are = "is" if count == 1 else "are"
+    are, whole = "is" if count == 1 else "are", goal.get("sampled_from")
+    sample = f", a sample of {whole:,}," if whole else ""
     beyond = f", {high:,} of them with losses that stand out above it"
     return (
-        f"{count:,} of {records:,} records {are} forgotten by the goal {goal_name(goal)}"
+        f"{count:,} of {records:,} records{sample} {are} forgotten by the goal {goal_name(goal)}"
         f"{beyond if high > LEVEL * records else ''}"  # unseen records do as often by chance
     )
 

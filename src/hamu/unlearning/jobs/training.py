@@ -307,8 +307,6 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
     goal = trainer.goal_run.figures(trainer.standings())
     if goal is not None:
         before = f"{goal['before']['forgotten']:,} before the run"
-        if goal["after"]["records"] < len(problem.forget):
-            before += f"; a sample of {len(problem.forget):,}"
         yield f"{forgotten_words(goal)} ({before}); whether that lasts: hamu attack"
         yield from few_unseen(goal["kind"], problem.sets())
     if trainer.promise is not None and trainer.pair.method.constrained is not None:

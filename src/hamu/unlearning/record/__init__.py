@@ -39,7 +39,7 @@ _OF_CARD = ("train", *SETS)
 _BESIDE = (files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION)
 _PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
-_OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting")
+_OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting", "sampled_from")
 _OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
 
 _TYPES = {  # of JSON, by Python's
