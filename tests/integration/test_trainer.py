@@ -289,6 +289,15 @@ def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model,
     assert last["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
+def test_other_records_are_evaluated_by_themselves(model, trained, problem):
+    trainer = trained(model, max_steps=1)
+    few, kept = problem.retain.select(range(20)), dict(trainer.predictions)
+    found, by_name = trainer.evaluate(few), trainer.evaluate({"few": few, "all": problem.retain})
+    assert found.keys() == {"eval_loss", "eval_accuracy"}
+    assert by_name["eval_few_loss"] == found["eval_loss"] != by_name["eval_all_loss"]
+    assert trainer.predictions == kept, "those of the run are its own sets'"
+
+
 def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, trained):
     saved = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
     trainer = trained(model, max_steps=6, method="ga", learning_rate=0.05, **EVERY_SECOND, **saved)

@@ -446,7 +446,15 @@ class UnlearnTrainer(ResumableTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Measure loss and accuracy on all sets, and the gains since the start, by name."""
+        """Measure loss and accuracy on all sets, and the gains since the start, by name.
+
+        On other records, or several sets of them by name, it measures loss and accuracy alone.
+        """
+        if eval_dataset is not None:
+            is_one = not isinstance(eval_dataset, dict)
+            sets = {"": eval_dataset} if is_one else {f"_{k}": v for k, v in eval_dataset.items()}
+            found = {metric_key_prefix + k: self.evaluations.predict(v) for k, v in sets.items()}
+            return set_figures(found)
         prefix, step = metric_key_prefix, self.state.global_step
         evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_gain" in e]
         # evaluated before the run was resumed; or those of other weights, not the last step's
@@ -454,16 +462,16 @@ class UnlearnTrainer(ResumableTrainer):
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
             broadcast([one for module in self._batchnorms for one in module.buffers()])
-        sets = self.evaluations.sets
-        self.predictions = {name: self.evaluations.predict(data) for name, data in sets.items()}
+        measured = self.evaluations.sets.items()
+        self.predictions = {name: self.evaluations.predict(data) for name, data in measured}
         self.start_predictions = self.start_predictions or self.predictions
         if self.args.forget_objective == "bounded" and self.controller is None:
             self.goal_run.focus(self.standings()["after"])
-        start, found = set_figures(self.start_predictions), set_figures(self.predictions)
-        then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, found))
+        start, figures = set_figures(self.start_predictions), set_figures(self.predictions)
+        then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, figures))
         gains = Gains.between(then, now)
-        found |= {f"{name}_gain": getattr(gains, name) for name in ("forget", "retain", "joint")}
-        metrics = {f"{prefix}_{key}": value for key, value in found.items()}
+        figures |= {f"{name}_gain": getattr(gains, name) for name in ("forget", "retain", "joint")}
+        metrics = {f"{prefix}_{key}": value for key, value in figures.items()}
         if not is_known:
             self.log(dict(metrics))
             run = (self.args, self.state, self.control)
