@@ -53,6 +53,14 @@ def test_a_collator_or_a_model_of_ones_own_may_have_other_items(tmp_path):
         trainer_of(tmp_path, records, records)
 
 
+def test_texts_have_their_tokens_before_the_collator(tmp_path):
+    def own(items):
+        return {"input_ids": torch.ones(len(items), 2), "labels": torch.ones(len(items), 2)}
+
+    with pytest.raises(HamuError, match="an item of the retain set gets its input_ids from the da"):
+        trainer_of(tmp_path, [{"text": "a"}] * 4, [{"text": "a"}] * 4, data_collator=own)
+
+
 def scored(logits, labels):
     return Scored.of(torch.tensor(logits), torch.tensor(labels))
 

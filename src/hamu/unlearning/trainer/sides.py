@@ -29,7 +29,8 @@ _RETAIN_RECORDS = 500  # that a run by goal is measured on
 def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **data: Any) -> None:
     """Check that sets have a length, and that a first item has inputs and labels.
 
-    The item may be what a user's own collator makes of it.
+    The item may be what a user's own collator makes of it; of texts, whose lengths are needed
+    before, it must have the input_ids.
     """
     inputs = {"pixel_values", "input_ids", getattr(model, "main_input_name", "pixel_values")}
 
@@ -45,6 +46,11 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
         item = one[0]
         if not is_usable(item) and data_collator is not collate:
             item = data_collator([item])
+            if is_usable(item) and "input_ids" in item:
+                raise HamuError(
+                    f"an item of the {name} set gets its input_ids from the data_collator, but "
+                    f"batches of texts are put together by length; return them from the data set"
+                )
         if not is_usable(item):
             kind = f"of type {type(item).__name__}"
             if isinstance(item, Mapping):
