@@ -10,6 +10,7 @@ from run_files import contents, read, write_rows
 from hamu.data import read_text
 from hamu.report.page import verdict
 from hamu.report.run import read_run
+from hamu.unlearning.record.inputs import weights_digest
 
 QUICK = ("--attack_steps", 20, "--attack_seeds", 1, "--attack_records", 40)
 IMAGES = ("--data", "data", "--forget_class", 3, "--model", "run/model", *QUICK)
@@ -41,6 +42,9 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
     found = read("out/attack.json")
     assert found["verdict"] in out
     assert found["records"]["relearned"] == 10
+    named = {role: one["name"] for role, one in found["models"].items()}
+    assert named == {"unlearned": "model", "retrained": "original", "original": "original"}
+    assert found["models"]["original"]["weights"] == weights_digest(finished / "original")
     assert list(found["outcomes"]) == ["relearn-retain", "relearn-few"]
     for outcomes in found["outcomes"].values():
         assert set(outcomes) == {"unlearned", "original", "retrained"}

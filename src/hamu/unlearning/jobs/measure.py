@@ -40,6 +40,7 @@ from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
+from hamu.unlearning.record.inputs import saved_model_entry
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
@@ -293,7 +294,10 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
             job = bar.add_task("attacks", total=len(models) * settings.work(names, kind))
             advance = partial(bar.advance, job)
             result = attack_all(loaded(bar), settings, task.args.seed, advance)
-        folder.write_json(files.ATTACK, result.to_json())
+        named = {
+            _ROLES[key]: saved_model_entry(name, task.base_of(name)) for key, name in models.items()
+        }
+        folder.write_json(files.ATTACK, result.to_json() | {"models": named})
         plot_attacks(result, folder.path / files.ATTACK_PICTURE)
         return Attacked(folder.path, problem.forget_name, result)
 
