@@ -160,6 +160,8 @@ def test_an_accelerator_without_float64_is_left_alone(monkeypatch, said):
 
 def test_a_run_by_goal_has_a_budget_and_a_lasting_one_bounds_what_it_raises():
     config = UnlearnConfig(output_dir="unused", auto=True)
+    assert (config.eval_strategy, UnlearnConfig("unused").eval_strategy) == ("no", "epoch")
+    assert UnlearnConfig("unused", auto=True, eval_strategy="epoch").eval_strategy == "epoch"
     assert (config.max_retain_increase, config.forget_objective) == (0.02, "bounded")
     assert (config.constraint_mode, config.stopping) == ("relative", "off")
     config = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff", max_grad_norm=0.0)

@@ -286,7 +286,9 @@ class UnlearnConfig(TrainConfig):
     optim: str = _option(None, "Optimizer: sgd (the paper), by default with --auto adamw_torch.")
     max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0: none.")
     logging_steps: float = _option(1, "Steps from one log entry to the next.")
-    eval_strategy: str = _option("epoch", "When to evaluate: no, steps, epoch.")
+    eval_strategy: str | None = _option(  # type: ignore[assignment]  # a string once it is made
+        None, "When to evaluate: no, steps, epoch (by default epoch; no in a run by goal)."
+    )
     eval_on_start: bool = _option(True, "Evaluate before the first step, as a reference.")
     metric_for_best_model: str | None = _option(
         "joint_gain",
@@ -321,7 +323,7 @@ class UnlearnConfig(TrainConfig):
             self.forget_objective, self.check_steps = "bounded", 0
         if self.auto:
             self._settle_goal()
-        self.optim = self.optim or "sgd"
+        self.optim, self.eval_strategy = self.optim or "sgd", self.eval_strategy or "epoch"
         if self.greater_is_better is None:
             metric = str(self.metric_for_best_model).removeprefix("eval_")
             self.greater_is_better = metric not in _LOWER_IS_BETTER
@@ -415,8 +417,7 @@ class UnlearnConfig(TrainConfig):
         self.check_steps = self.check_steps or 0
         if self.optim in (None, "sgd"):  # its rates are Adam's
             self.optim = "adamw_torch"
-        if self.eval_strategy == "epoch":
-            self.eval_strategy = "no"  # the controller measures
+        self.eval_strategy = self.eval_strategy or "no"  # the controller measures
 
     @property
     def clip_norm(self) -> float | None:
