@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -23,9 +24,10 @@ from hamu.report.tables import (
     remarks,
 )
 from hamu.unlearning.compare import Cell, cells, random_cells
-from hamu.unlearning.compare.children import Ended
+from hamu.unlearning.compare.children import Children, Ended
 from hamu.unlearning.compare.runs import METRIC, Comparison, Plan, Runs, finished_row, start_figures
 from hamu.unlearning.goals import ALL_DONE
+from hamu.unlearning.jobs.comparison import run_job, run_waiting
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.config import unused_settings
@@ -361,3 +363,12 @@ def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
     assert remarks(compared(one, newer, other))[3:] == [
         "not all were computed alike: cpu, torch 2.7.0 (a); cpu, torch 2.8.0 (b); cuda, torch 2.7.0 (c)"
     ]
+
+
+def test_where_nothing_is_left_to_run_there_is_no_bar_of_it():
+    screen = io.StringIO()
+    runs = SimpleNamespace(waiting=[], run=lambda children: iter(()))
+    run_waiting(
+        runs, Children(1, {}, run_job), Console(file=screen, force_terminal=True), "compare"
+    )
+    assert screen.getvalue() == ""

@@ -123,7 +123,7 @@ def _attack(
             options = asked | {"config": str(plan.settings), "overwrite": True} | places
             calls[plan.name] = Call(plan.name, "attack", options)
     ended = children.make([*calls.values()])
-    with handling(children.ask_to_end), task_bar(console) as bar:
+    with handling(children.ask_to_end), task_bar(console, shown=bool(calls)) as bar:
         for call in bar.track(ended, total=len(calls), description="attack"):
             why = f" failed: {call.reason}" if call.reason else ""
             console.print(f"{call.name}: attack{why}, {call.seconds:.0f} s", soft_wrap=True)
@@ -190,7 +190,8 @@ def run_job(job: str, options: Mapping[str, Any]) -> None:
 
 def run_waiting(runs: Runs, children: Children, console: Console, command: str) -> None:
     """Run what waits, a line for each that ends; a signal interrupts once all under way ended."""
-    with handling(children.ask_to_end), task_bar(console) as bar:
+    shown = bool(runs.waiting)
+    with handling(children.ask_to_end), task_bar(console, shown=shown) as bar:
         for row in bar.track(runs.run(children), total=len(runs.waiting), description=command):
             end = f" failed: {row['failed']}"
             if not row["failed"]:

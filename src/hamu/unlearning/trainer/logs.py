@@ -141,7 +141,7 @@ def figures_line(logs: Mapping[str, Any]) -> str:
     return " ".join(shown).rstrip()
 
 
-def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
+def task_bar(console: Console, *columns: ProgressColumn, shown: bool = True) -> Progress:
     """A bar of one line with the time to come, in the end that taken; none without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
@@ -150,7 +150,7 @@ def task_bar(console: Console, *columns: ProgressColumn) -> Progress:
         bars.TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
         *columns,
         console=console,
-        disable=not console.is_terminal,
+        disable=not (console.is_terminal and shown),
     )
 
 
