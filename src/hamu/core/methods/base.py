@@ -1,8 +1,8 @@
 """Parts of a method: its weights, the standing of its constraint, its stopping rule.
 
 A method is a pure function from the `PairGram` of the (clipped) batch gradients, [L] float64, to
-`Weights` (a, b) of the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i. It is vectorised over blocks,
-on the host, where a few numbers cost less than a GPU takes to start.
+`Weights` (a, b) of the equivalent gradient g* = a_i·g_r,i + b_i·g_f,i. It is vectorised over blocks
+and works on the host, where a few numbers cost less than a GPU takes to start.
 
 The stopping criterion is that of the paper (Theorem 4.4, App. C), made robust to noisy batches.
 Each step has a headroom: the largest demand that costs the other objective nothing, over the demand
