@@ -25,6 +25,7 @@ Side = Sequence[Tensor | None]
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
+_KNOWN = 16  # sets of large tensors whose sums are prepared
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 _COARSE_COS_SQ = 1.0 - 0.15**2  # float32 sums are off by up to 1e-5, a thousandth of sin²θ
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
@@ -133,6 +134,8 @@ class GramMeter:
         """Sums by block of what these tensors have, one or several times each."""
         key = tuple(numbers)
         if key not in self._sums:
+            if len(self._sums) >= _KNOWN:  # experts that are not used have no gradients
+                self._sums.clear()
             self._sums[key] = _Sums([self._block_of[number] for number in numbers], self.device)
         return self._sums[key]
 
@@ -236,9 +239,8 @@ def _sum_of_products(wide: torch.dtype, x: Tensor, y: Tensor) -> Tensor:
         return norm.square()
     if x.device.type == "cpu" or wide == torch.float64:
         return x.to(wide, copy=True).mul_(y).sum()
-    return torch.addcmul(
-        constant(0.0, wide, x.device).expand_as(x), x, y
-    ).sum()  # widens as it reads
+    zeros = constant(0.0, wide, x.device).expand_as(x)
+    return torch.addcmul(zeros, x, y).sum()  # widened within the kernel too
 
 
 @lru_cache(maxsize=16)
