@@ -20,6 +20,7 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
 NAME = "counted"
+SENT = "from the host"
 aten = torch.ops.aten
 _COPIES = (aten.copy_.default, aten._to_copy.default)
 _READS = (aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default)
@@ -32,7 +33,7 @@ class Count:
 
     Attributes:
         launches: kernels, by the operation's name.
-        reads: operations for whose result the host waits.
+        reads: operations for whose result the host waits, `SENT` for a copy to the device.
         moved: bytes that kernels read and write.
     """
 
@@ -136,11 +137,12 @@ def _copy(func, *args, **kwargs):
     if into is None and device.type == NAME:
         kwargs["device"] = _memory
     found = func(inner, **kwargs) if into is None else _inner(into).copy_(inner)
+    is_here = isinstance(source, DeviceTensor)
     if device.type == NAME:
         _note(func, [_inner(source)], {}, found)
-    elif waits:
+    if waits and is_here != (device.type == NAME):  # a GPU keeps the host waiting either way
         for count in _counts:
-            count.reads.append(str(func))
+            count.reads.append(str(func) if is_here else SENT)
     if into is not None:
         return into
     return DeviceTensor(found) if device.type == NAME else found

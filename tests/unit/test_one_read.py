@@ -197,7 +197,7 @@ def test_an_assessment_reads_no_parameter_by_itself(reads):
 def test_combine_synchronises_a_cuda_device_once(recwarn):
     for method, settings, decision in CASES.values():
         pair = prepared(method, device="cuda", **settings)
-        collected = dict(pair._grads)
+        collected = {side: [g.clone() for g in grads] for side, grads in pair._grads.items()}
         pair.combine()  # what stays is sent once
         for side, grads in collected.items():
             collect(pair, side, grads)

@@ -166,7 +166,7 @@ class EarlyEnds:
     def add(self, side: str, scored: Scored, weight: float = 1.0) -> None:
         """Add one of a step's batches; weight 0 is for a batch that is there for its shape."""
         total = CrossEntropy().total(scored.detached(), None)
-        both = torch.stack([total, total.new_tensor(float(len(scored.labels)))])
+        both = torch.stack([total, total.new_full((), float(len(scored.labels)))])
         self._sums[side] = self._sums.get(side, torch.zeros_like(both)) + weight * both
 
     def discard(self) -> None:
