@@ -170,6 +170,9 @@ def test_a_run_by_hand_raises_records_to_their_targets_too(model, trainer_of, ro
     lasting.train()
     assert lasting.steps_taken == 2
     assert not (lasting.promise or {}).get("checked"), "its forget loss is of another place"
+    ends = {"min_forget_loss": 1e6, "max_forget_loss": 1e-9, "max_steps": 2}
+    assert by_goal(trainer_of, model, rows, lasting=True, **ends).stop.kind == "all steps"
+    assert trainer_of(model, **data, **settings | ends).train().global_step == 1
 
 
 def recognised_after_fine_tuning(model, problem, steps):

@@ -187,6 +187,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     task = choose_task(settings, console)
     if unused := sorted(without_effect(args) & options.keys()):
         where = "by goal" if args.auto else f"with {args.method}"
+        where += " and --lasting" if args.lasting else ""
         task.tell(f"without effect {where}: {', '.join(unused)}")
     folder, problem = task.start()
     task.settle_adapter()

@@ -28,7 +28,8 @@ TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 DEFAULT_BUDGET = 0.02  # nats that the retain loss may rise in a run by goal
 _UPLOADS = ("WANDB_LOG_MODEL", "WANDB_WATCH", "HF_MLFLOW_LOG_ARTIFACTS")
 # Settings that have no effect with some methods: for these a method needs a pass over the side,
-_OF_A_SIDE = dict.fromkeys(("forget_objective", "min_forget_loss", "max_forget_loss"), "forget")
+_OF_THE_FORGET_LOSS = ("min_forget_loss", "max_forget_loss")  # whose step a lasting run takes ahead
+_OF_A_SIDE = dict.fromkeys(("forget_objective", *_OF_THE_FORGET_LOSS), "forget")
 _OF_A_SIDE["max_retain_loss"] = "retain"
 # for these a field of its own: a constraint and what belongs to it, a weight, or a stopping rule.
 _METHOD_FIELDS = (
@@ -335,7 +336,7 @@ class UnlearnConfig(TrainConfig):
             has_effect = getattr(self, name) is None or getattr(method, f"uses_{side}")
             lack = f"{self.method}, which has no {side} pass; leave it out"
             _check(has_effect, f"{name} has no effect with {lack}")
-        for name in ("min_forget_loss", "max_forget_loss"):
+        for name in _OF_THE_FORGET_LOSS:
             _check(
                 getattr(self, name) is None or self.objectives()["forget"] != "idk",
                 f"{name} is a loss of the forget records' own answers, which idk does not measure",
@@ -480,9 +481,10 @@ def unused_settings(method: Method) -> set[str]:
 
 
 def without_effect(args: UnlearnConfig) -> set[str]:
-    """Names of the settings that have no effect on a run: of its method, or by goal."""
+    """Names of the settings that have no effect on a run: of its method, by goal, or lasting."""
     unused = unused_settings(args.build_method())
-    return unused | {*_SET_BY_GOAL} if args.auto else unused
+    unused |= {*_SET_BY_GOAL} if args.auto else set()
+    return unused | (set(_OF_THE_FORGET_LOSS) if args.lasting else set())
 
 
 def checkpoints_activations(args: TrainingArguments) -> bool:

@@ -158,8 +158,10 @@ class UnlearnTrainer(ResumableTrainer):
     def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
         self.pair = _prepared(model, method, args, **self._records)
         self.side_losses = SideLosses(model, args.objectives())
-        limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
-        self._early_ends = EarlyEnds(*limits)
+        self._early_ends = EarlyEnds(max_retain_loss=args.max_retain_loss)
+        if not args.lasting:  # whose forget losses are those of a point ahead
+            limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
+            self._early_ends = EarlyEnds(*limits)
         self.watch = StepWatch(self.pair, args, model, self.sides, self._undone)
         self.lookahead: Lookahead | None = None
         if args.lasting:
