@@ -8,6 +8,7 @@ scalars, index lists and copies.
 as `torch.accelerator` can tell, inside `present()` alone, so that other tests in the process find no accelerator.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -164,6 +165,12 @@ def _check_place(func, tensors) -> None:
                 raise RuntimeError(f"{func} on {NAME} takes a tensor {list(t.shape)} of the host")
 
 
+def _bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's elements; those of a dimension that only repeats count once."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size if stride else 1 for size, stride in sizes) * tensor.element_size()
+
+
 def _note(func, args, kwargs, found) -> None:
     """Count an operation, unless it only looks at its arguments otherwise."""
     returns = func._schema.returns
@@ -180,7 +187,7 @@ def _note(func, args, kwargs, found) -> None:
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     touched = [*{id(t): t for t in tensors}.values(), *tree_leaves(written)]  # read and written
-    size = sum(t.numel() * t.element_size() for t in touched)
+    size = sum(_bytes(t) for t in touched)
     for count in _counts:
         count.launches[name] += 1
         count.moved += size

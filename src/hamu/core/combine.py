@@ -104,8 +104,16 @@ def combined(
     else:  # pieces along the first dimension are the same elements whatever the strides
         step = max(1, step * whole.shape[0] // whole.numel())
     for w, s in zip(*(torch.split(side, step) for side in sides), strict=True):
-        w.copy_(w.to(dtype).mul_(x).add_(brought(s, w.device), alpha=y))
+        torch.add(_multiple(w, x, dtype), brought(s, w.device), alpha=y, out=w)
     return whole
+
+
+def _multiple(tensor: Tensor, x: float, dtype: torch.dtype) -> Tensor:
+    """x·tensor in a wider precision; a device widens in the kernel that multiplies."""
+    if tensor.device.type == "cpu":
+        return tensor.to(dtype).mul_(x)
+    zero, one = (constant(value, dtype, tensor.device).expand_as(tensor) for value in (0.0, 1.0))
+    return torch.addcmul(zero, tensor, one, value=x)
 
 
 def offloaded(grads: Grads, place: str) -> Grads:
