@@ -184,6 +184,33 @@ def test_the_verdict_follows_the_records_both_losses_and_the_attacks(
     assert (found.headline[: len(headline)], found.tone) == (headline, tone)
 
 
+@pytest.mark.parametrize(("auc", "of_retain_model", "records", "is_told"), [
+    (0.03, None, 20, True), (0.97, 0.5, 20, True), (0.97, 0.95, 20, False), (0.75, None, 20, False),
+    (0.97, None, 9, False), (None, None, 20, False),
+])  # fmt: skip
+def test_the_verdict_says_where_membership_inference_tells_the_records(
+    tmp_path, auc, of_retain_model, records, is_told
+):
+    run = replace(example_run(tmp_path), attack=LASTING | {"lasts": True})
+    settle(run, forget=1.0, retain=-0.1)
+    run.evaluation["goal"], after = ALL, run.evaluation["after"]
+    scores = {"min_k": 0.5, "min_k_plus_plus": auc}
+    after["membership_inference"], after["forget"] = scores, after["forget"] | {"samples": records}
+    after["retain_model"] = None
+    if of_retain_model is not None:
+        after["retain_model"] = {
+            "membership_inference": scores | {"min_k_plus_plus": of_retain_model}
+        }
+    found = verdict(run)
+    told = (
+        f"an attacker tells its records from unseen ones (by min k plus plus, AUC {auc:.2f})"
+        if auc
+        else ""
+    )
+    assert found.headline == f"It forgot, {BETTER}; it lasts" + (f"; {told}" if is_told else "")
+    assert found.tone == ("mixed" if is_told else "good")
+
+
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])
 def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     run = example_run(tmp_path, observed=observed)

@@ -54,6 +54,7 @@ MARK = '<meta name="generator" content="hamu report">'  # identifies a file as a
 _TITLES = {"forget": "To be forgotten", "retain": "To be kept", "test": "Never trained on"}
 _QUANTILES = ("min", "q25", "median", "q75", "max")
 _LARGEST = 96  # pixels of a picture
+_TELLING, _ENOUGH = 0.4, 10  # of an AUC; records, for which chance is a third of that
 _NO_CHANGE = 1e-3  # in nats, and as a share of records
 
 
@@ -90,9 +91,31 @@ def verdict(run: Run) -> Verdict:
         tested, said = "is open" if run.attack else "was not tested", found.headline
         tone = "mixed"
         headline = f"By its losses {said[0].lower()}{said[1:]}; whether it lasts {tested}"
+    if told := _told_apart(run.evaluation["after"]):
+        headline, tone = f"{headline}; {told}", "mixed" if tone == "good" else tone
     if goal and goal["budget"] is not None and not goal["reached"]:
         return Verdict(f"{headline}; its goal is not reached", "mixed")
     return Verdict(headline, tone)
+
+
+def _told_apart(after: Mapping[str, Any]) -> str:
+    """Say which attack tells the forget records from unseen ones almost surely, "" if none does.
+
+    Where there is a retain model its AUC is the right one, not 0.5.
+    """
+    theirs = (after.get("retain_model") or {}).get("membership_inference") or {}
+    found = {
+        name: auc - (theirs.get(name) or 0.5)
+        for name, auc in (after.get("membership_inference") or {}).items()
+        if name not in ("accuracy", "samples") and auc is not None
+    }
+    count = after["forget"].get("records") or after["forget"].get("samples") or 0
+    name = max(found, key=lambda one: abs(found[one]), default=None)
+    if name is None or count < _ENOUGH or abs(found[name]) < _TELLING:
+        return ""
+    attack = "losses" if name == "auc" else name.replace("_", " ")
+    auc = after["membership_inference"][name]
+    return f"an attacker tells its records from unseen ones (by {attack}, AUC {auc:.2f})"
 
 
 def _forgotten(run: Run, gains: Gains) -> Verdict:
