@@ -19,6 +19,8 @@ from hamu.core.gram_meter import (
     widened_at_once,
 )
 
+_SMALL_ON_A_DEVICE = 3 << 20  # elements: three passes over these take less than a launch
+
 
 def combine_all(
     retain: Grads,
@@ -36,7 +38,8 @@ def combine_all(
     written: Grads = [None] * len(parts)
     alike: dict[tuple[torch.device, torch.dtype], dict[int, int]] = {}  # sizes by number
     for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
-        if r is not None and f is not None and part.numel() <= _small(part.device):
+        small = SMALL if part.is_cpu else _SMALL_ON_A_DEVICE
+        if r is not None and f is not None and part.numel() <= small:
             kind = part.device, part.dtype
             if kind == (r.device, r.dtype) == (f.device, f.dtype):
                 alike.setdefault(kind, {})[number] = part.numel()
@@ -53,11 +56,6 @@ def combine_all(
         if written[number] is None:
             written[number] = combined(r, f, a[number], b[number], parts[number])
     return written
-
-
-def _small(device: torch.device) -> int:
-    """Elements up to which tensors are combined together: in three passes, for fewer launches."""
-    return SMALL if device.type == "cpu" else 3 << 20
 
 
 def _combine_group(

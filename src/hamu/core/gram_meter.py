@@ -101,18 +101,14 @@ class GramMeter:
             gram: on the host, measured with exact=False.
             retain, forget: the gradients; where there is none, no sum underflowed.
         """
-        *of_sides, dot = (sums.tolist() for sums in gram.sums().values())
-        found = []
+        sums, found = [sums.tolist() for sums in gram.sums().values()], []
         for block, members in self._coarse.items():
-            squares = [squares[block] for squares in of_sides]
-            if (
-                math.inf in squares
-                or dot[block] ** 2 > _COARSE_COS_SQ * squares[0] * squares[1]
-                or any(
-                    sq < self._least[block] and any(side[n] is not None for n in members)
-                    for sq, side in zip(squares, (retain, forget), strict=True)
-                )
-            ):
+            r, f, dot = (of_blocks[block] for of_blocks in sums)
+            is_doubtful = math.inf in (r, f) or dot * dot > _COARSE_COS_SQ * r * f
+            for square, side in ((r, retain), (f, forget)):
+                if square < self._least[block]:
+                    is_doubtful |= any(side[number] is not None for number in members)
+            if is_doubtful:
                 found.append(block)
         return found
 
