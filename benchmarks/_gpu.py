@@ -19,7 +19,7 @@ def present() -> Iterator[torch.device]:
 
 @contextmanager
 def counting() -> Iterator[Count]:
-    """What the GPU is given meanwhile: kernels and copies, and operations that keep the host waiting. No bytes."""
+    """Count kernels and copies that the GPU is given, and operations that keep the host waiting; no bytes."""
     count = Count()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
@@ -28,10 +28,13 @@ def counting() -> Iterator[Count]:
         profile(activities=[ProfilerActivity.CUDA]) as found,
     ):
         warnings.simplefilter("always")
-        yield count
-        torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.synchronize()
-    count.reads += [f"{w.filename}:{w.lineno}" for w in seen if "synchronizing" in str(w.message)]
+        try:
+            yield count
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            torch.cuda.synchronize()
+    waits = [one for one in seen if "called a synchronizing" in str(one.message)]
+    count.reads += [f"{one.filename}:{one.lineno}" for one in waits]
     for event in found.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             count.launches[event.name] += 1

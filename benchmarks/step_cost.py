@@ -3,12 +3,13 @@
 Floor: two backward passes and the optimizer's step, no clipping, no combine. Ours: the same two passes collected
 apart, clipped, weighed by HAMU-Q per tensor and combined, and the same optimizer's step. Both run in turn in one
 process on one model, and the ratio is the median over pairs; the model is made anew every so often, because where
-its tensors happen to lie in memory moves the ratio as much as the step does. Page faults
-are counted over all steps. `_plain` is the least that any method of its kind does, over the floor: the passes
-apart, three dot products of each tensor, one weighted sum of both gradients; no clipping, weighing or decision, and
-float32 sums. `_means` is the time of a paired step with running means (`half_life`) over one without. `trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its
-defaults over one that checks and logs nothing, ResNet-20 on the CPU or the GPU that is there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another
-`MALLOC_` variable in the environment prevents that).
+its tensors happen to lie in memory moves the ratio as much as the step does. Page faults are counted over all steps.
+`_plain` is the least that any method of its kind does, over the floor: the passes apart, three dot products of each
+tensor, one weighted sum of both gradients; no clipping, weighing or decision, and float32 sums. `_means` is the time
+of a paired step with running means (`half_life`) over one without. `trainer` and `trainer_bf16` are the time of a run
+of `UnlearnTrainer` with its defaults over one that checks and logs nothing, ResNet-20 on the CPU or the GPU that is
+there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another `MALLOC_` variable in
+the environment prevents that).
 
     python benchmarks/step_cost.py [--quick] [--device cuda]
 
@@ -40,7 +41,7 @@ from hamu.models.language import AdapterSettings, with_adapter
 
 Loss = Callable[[], Tensor]
 _ROUNDS = 4
-_LONG = ("b5000", "float32", "bf16", "lora")  # cases that take one
+_LONG = ("b5000", "float32", "bf16", "lora")  # ends of the names of cases that have one round
 
 
 def resnet20(batch: int, device: torch.device) -> tuple[nn.Module, Loss, Loss]:
@@ -215,7 +216,7 @@ def memory_of(step: Callable[[], None], device: torch.device) -> int:
 def cases_on(
     device: torch.device,
 ) -> dict[str, tuple[Callable[[], tuple[nn.Module, Loss, Loss]], int]]:
-    """What makes a model and both losses, and how many pairs of steps are timed."""
+    """Maker of a model and both losses of each case, and the number of pairs of steps to time."""
     cases = {
         "resnet20_b128": (partial(resnet20, 128, device), 80),
         "resnet20_b16": (partial(resnet20, 16, device), 200),

@@ -45,7 +45,7 @@ FLOPS = {4: 495e12, 2: 989e12}  # dense products per second, by bytes of a numbe
 TOKENS = 4096  # of each side and GPU in a step, all scored
 USED_FLOPS = 0.4  # the share of FLOPS that the passes reach
 USED_BANDWIDTH = 0.9  # the share of BANDWIDTH that a copy reaches
-LAUNCH = 1e-5  # seconds of the host for an operation, as on an H200
+LAUNCH = 1e-5  # seconds of the host for an operation: time over launches of a combine, on an H200
 SPLIT_TRAFFIC = 1.0001  # over the formula, the Gram included: docs/scaling.md
 LAYOUTS = ("sequential", "split", "sharded")
 

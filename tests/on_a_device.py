@@ -325,6 +325,13 @@ def test_a_run_on_texts_with_an_adapter_is_the_hosts(tmp_path, monkeypatch, text
     torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
 
 
+def test_batches_from_pinned_memory_are_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", f"{NAME}:0")
+    for pinned in (True, False):
+        args = UnlearnConfig(str(tmp_path), dataloader_pin_memory=pinned)
+        assert args.accelerator_config.non_blocking == pinned
+
+
 @OF_OUR_OWN
 def test_the_device_refuses_tensors_of_the_host_and_counts(device):
     here = torch.ones(3, device=device)

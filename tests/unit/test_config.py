@@ -158,6 +158,17 @@ def test_an_accelerator_without_float64_is_left_alone(monkeypatch, said):
     assert said.messages == ["the CPU is used: this machine's accelerator, mps, has no float64"]
 
 
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(HamuError, match=r"^2 processes need as many GPUs, and .* has 1; start 1,"):
+        UnlearnConfig(output_dir="unused")
+    assert UnlearnConfig(output_dir="unused", use_cpu=True).use_cpu
+
+
 def test_a_run_by_goal_has_a_budget_and_a_lasting_one_bounds_what_it_raises():
     config = UnlearnConfig(output_dir="unused", auto=True)
     assert (config.eval_strategy, UnlearnConfig("unused").eval_strategy) == ("no", "epoch")

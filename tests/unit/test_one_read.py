@@ -86,7 +86,7 @@ CASES = {
 
 
 def read_once(reads, do, *args, **kwargs):
-    """What `do` returns; it reads from the device once, then only what came of it."""
+    """Result of `do`, which reads from the device once, then only from what came of it."""
     result, found = reads(do, *args, **kwargs)
     assert found[0] == ("tolist" if len(found) == 1 else "cpu")
     assert "cpu" not in found[1:]

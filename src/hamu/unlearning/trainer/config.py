@@ -164,10 +164,11 @@ class TrainConfig(TrainingArguments):
             _warn_once("the CPU is used: this machine's accelerator, mps, has no float64")
             self.use_cpu = True
         here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.accelerator.device_count()
+        may_have_its_own = "CUDA_VISIBLE_DEVICES" in os.environ  # given to each by its launcher
         _check(
-            self.use_cpu or here <= gpus,
-            f"{here} processes were started on a machine with {gpus} GPUs, and each needs one of "
-            f"its own; start {gpus}, or give --use_cpu",
+            self.use_cpu or here <= gpus or may_have_its_own,
+            f"{here} processes need as many GPUs, and this machine has {gpus}; start {gpus}, or "
+            f"give --use_cpu",
         )
         _check(
             not (self.fp16 and self.use_cpu),
