@@ -11,7 +11,7 @@ of `UnlearnTrainer` with its defaults over one that checks and logs nothing, Res
 there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another `MALLOC_` variable in
 the environment prevents that).
 
-    python benchmarks/step_cost.py [--quick] [--device cuda]
+    python benchmarks/step_cost.py [--quick] [--device cuda] [--cases llama_1b_bf16 trainer]
 
 On a GPU also the Llama of 1.1 B parameters of docs/scaling.md, `_memory`, the peak of a paired step above that of the
 floor in gradients, and `_host_syncs`, how often more the host waits for it in a paired step, as CUDA warns.
@@ -238,13 +238,19 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the repetitions")
     parser.add_argument("--device", default="cpu", help="such as cuda (default cpu)")
+    parser.add_argument("--cases", nargs="+", help="these alone (default all)")
     options = parser.parse_args()
     quick, device = options.quick, torch.device(options.device)
+    cases, trainers = cases_on(device), {"trainer": False, "trainer_bf16": True}
+    chosen = options.cases or [*cases, *trainers]
+    if unknown := [name for name in chosen if name not in cases and name not in trainers]:
+        parser.error(f"no case {unknown[0]}; there are {', '.join([*cases, *trainers])}")
     keep_freed_memory()
     torch.set_num_threads(2)
     torch.manual_seed(0)
     figures: dict[str, float] = {}
-    for name, (build, pairs) in cases_on(device).items():
+    for name in (name for name in cases if name in chosen):
+        build, pairs = cases[name]
         found: list[float] = []
         of_means: list[float] = []
         of_plain: list[float] = []
@@ -280,8 +286,9 @@ def main() -> None:
             figures[f"{name}_page_faults"] = round(faults / taken)
         print(f"{name}: {figures[name]:.3f} of the floor", flush=True)
         del model, losses, floor, paired, with_means, plain
-    for name, bf16 in (("trainer", False), ("trainer_bf16", True)):
-        figures[name] = round(cost_of_checks(20 if quick else 120, bf16, 1 if quick else 5), 4)
+    for name in (name for name in trainers if name in chosen):
+        turns, rounds = (20, 1) if quick else (120, 5)
+        figures[name] = round(cost_of_checks(turns, trainers[name], rounds), 4)
         print(f"{name}: {figures[name]:.3f} of a run without checks and log", flush=True)
     print_report("step_cost", figures)
 
