@@ -5,10 +5,15 @@ import signal
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from hamu.unlearning.trainer.logs import ProgressBar
 
 _PATIENCE = 120  # seconds
+FORKS = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="its runs are forks, which cannot use a GPU; CUDA_VISIBLE_DEVICES= runs it",
+)
 
 
 @contextmanager

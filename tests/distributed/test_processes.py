@@ -44,7 +44,7 @@ def launch(processes, folder, cases):
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, str(WORKER), str(folder), str(processes), json.dumps(cases)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,

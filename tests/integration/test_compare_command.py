@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from interrupting import interrupted_at
+from interrupting import FORKS, interrupted_at
 from run_files import read
 
 from hamu.cli import main
@@ -55,6 +55,7 @@ def without_times(folder):
     return summary, [re.sub(r"[\d.]+ (\||\\\\)$", r"\1", page, flags=re.M) for page in pages]
 
 
+@FORKS
 def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(compare, tmp_path):
     whole, runs = tmp_path / "whole", tmp_path / "runs"
     code, out, err = compare(*GRID, "--output_dir", "whole")

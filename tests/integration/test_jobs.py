@@ -13,7 +13,7 @@ from hamu.files import file_digest
 
 def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
     options = {"data": "digits", "forget_class": "3", "max_steps": 3, "method": "hamu-q",
-               "constraint_mode": "relative", "model": str(saved_model)}  # fmt: skip
+               "constraint_mode": "relative", "model": str(saved_model), "use_cpu": True}  # fmt: skip
     flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     assert main(["unlearn", *flags, "--output_dir", str(tmp_path / "command")]) == 0
     capfd.readouterr()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from interrupting import interrupted_at
+from interrupting import FORKS, interrupted_at
 from run_files import read
 
 from experiments.__main__ import main
@@ -150,6 +150,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@FORKS
 def test_training_the_original_may_fail_or_be_interrupted_and_goes_on(experiments, tmp_path):
     words = ("figure-12", *SMALL, "--epochs", 0.25)
     folder = tmp_path / "out/work/models/digits-0.1-s42"
@@ -190,7 +191,8 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(experiments, tmp_path):
     found = result(tmp_path, "figure-12")
     recipe = found["scale"]["recipe"]
     assert recipe == original()
-    assert f"settings {recipe}, seed 5, cpu" in (tmp_path / "out/README.md").read_text()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert f"settings {recipe}, seed 5, {device}" in (tmp_path / "out/README.md").read_text()
     for run in found["runs"].values():
         path = tmp_path / "out/work/runs" / run["run"] / "config.yaml"
         settings = yaml.safe_load(path.read_text())
@@ -205,6 +207,7 @@ def test_settings_of_ones_own_take_the_place_of_a_recipe(experiments, tmp_path):
     assert " has no forget_class, which these experiments need\n" in reproduce()[2]
 
 
+@FORKS
 def test_a_killed_run_goes_on_and_a_longer_run_that_begins_alike_serves_a_shorter_figure(
     reproduce, tmp_path, monkeypatch, adam_is_killed
 ):
@@ -251,6 +254,7 @@ class Longer(Optimizers):
         return {key: replace(wanted, epochs=2) for key, wanted in super().runs(scale).items()}
 
 
+@FORKS
 @pytest.mark.usefixtures("adam_is_killed")
 def test_a_longer_run_that_fails_does_not_take_the_shorter_figure_with_it(
     reproduce, tmp_path, monkeypatch

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interrupting import FORKS
 
 from hamu import HamuError
 from hamu.cli import main
@@ -401,6 +402,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(cli, tmp_path, 
     assert outcome(tmp_path / "run") == whole(*ADAM)
 
 
+@FORKS
 def test_runs_that_are_killed_end_alike(saved_model, tmp_path, monkeypatch):
     """With SIGKILL, four times each, at random moments."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))

@@ -216,12 +216,13 @@ def test_nothing_of_an_assessment_is_computed_in_tf32(monkeypatch):
             seen.append(torch.backends.cudnn.conv.fp32_precision)
             return super().forward(x)
 
+    before = torch.backends.cudnn.conv.fp32_precision
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     found = assessed(model=Watched(6, 3).double(), curvature_samples=8)
     assert found.curvature is not None
     assert set(found.conflicts) == {"retain", "forget"}
     assert set(seen) == {"ieee"}
-    assert torch.backends.cudnn.conv.fp32_precision == "tf32"
+    assert torch.backends.cudnn.conv.fp32_precision == before
 
 
 def test_nothing_is_changed():

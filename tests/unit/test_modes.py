@@ -75,12 +75,15 @@ class OnGPU(nn.Module):
 def gpu(monkeypatch):
     """A machine with a GPU, as far as these functions ask; torch's settings are restored."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = cudnn.allow_tf32
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    cudnn.allow_tf32 = True  # torch's default
     yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
+    matmul.allow_tf32, cudnn.allow_tf32 = False, True
     torch.backends.fp32_precision = matmul.fp32_precision = "none"
     cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32"
+    cudnn.allow_tf32 = before
 
 
 def all_products(precision="tf32"):

@@ -1,6 +1,7 @@
 """Reads from the device: combine() once; an assessment as often for many parameters as for few."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -194,20 +195,21 @@ def test_an_assessment_reads_no_parameter_by_itself(reads):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_combine_synchronises_a_cuda_device_once(recwarn):
+def test_combine_synchronises_a_cuda_device_once():
     for method, settings, decision in CASES.values():
         pair = prepared(method, device="cuda", **settings)
         collected = {side: [g.clone() for g in grads] for side, grads in pair._grads.items()}
-        pair.combine()  # what stays is sent once
+        losses = torch.ones(2, device="cuda")
+        pair.combine(losses=losses)  # what stays is sent once
         for side, grads in collected.items():
             collect(pair, side, grads)
         torch.cuda.synchronize()
-        recwarn.clear()
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            step = pair.combine()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with warnings.catch_warnings(record=True, action="always") as seen:
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                step = pair.combine(losses=losses)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
         assert step.decision == decision
-        messages = [str(w.message) for w in recwarn]
+        messages = [str(one.message) for one in seen]
         assert sum("called a synchronizing" in message for message in messages) == 1, messages
