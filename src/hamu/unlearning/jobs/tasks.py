@@ -470,15 +470,17 @@ class TextTask(Task):
         return model
 
     def start_model(self, source: str) -> Any:
-        model = self.load_model(source, adapter=self.adapter())
-        if self.run.load_in_4bit and not hasattr(model, "peft_config"):
-            raise HamuError("weights in 4 bits cannot be trained; train an adapter with --lora")
+        adapter = self.adapter()
+        if adapter is None and self.base_of(source) is None:
+            if self.run.load_in_4bit:
+                raise HamuError("weights in 4 bits cannot be trained; train an adapter with --lora")
+            if self.run.merge:
+                raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
+        model = self.load_model(source, adapter=adapter)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 why = f"{name} would be trained in half precision, which loses small steps"
                 raise HamuError(f"{why}; leave --model_dtype out (use --bf16), or give --lora")
-        if self.run.merge and not hasattr(model, "peft_config"):
-            raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
         return model
 
     def dtype(self) -> str:
