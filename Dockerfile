@@ -6,6 +6,8 @@ ARG TORCH=cpu
 WORKDIR /opt/hamu
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 RUN pip install --no-cache-dir --constraint constraints.txt torch --index-url https://download.pytorch.org/whl/${TORCH}
+# Triton compiles its kernels for a GPU with it.
+RUN [ "$TORCH" = cpu ] || { apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev; }
 COPY src src
 RUN pip install --no-cache-dir --constraint constraints.txt '.[quantize]'
 WORKDIR /work

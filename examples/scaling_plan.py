@@ -1,37 +1,27 @@
-"""A plan on paper: unlearning models of 1 B on a GPU, 7 B on 8 and 70 B on 64. One H200 gave the cost of a launch.
+"""A plan on paper: unlearning models of 1 B on a GPU, 7 B on 8 and 70 B on 64. One H200 gave the host's time.
 
     python examples/scaling_plan.py
 
 Prints tables as Markdown, the last one that of docs/scaling.md: memory and traffic of each GPU, and what a paired step takes longer
 than plain fine-tuning on both sides' summed gradients. Shapes are Llama 2's, built without memory; sizes of buckets and
-pieces are the library's own. Launches and bytes of the Gram and the combine are counted on a device of our own
-(benchmarks/_counted.py) with tensors of the models' sizes that have no values. A GB is 10⁹ bytes.
+pieces are the library's own. The Gram reads both gradients, the combine reads both and writes one. A GB is 10⁹ bytes.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
-from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hamu.core.combine import combine_all
 from hamu.core.distributed import BUCKET
-from hamu.core.gram_meter import GramMeter, bucket_bytes
 from hamu.models.language import AdapterSettings, with_adapter
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from _counted import counting, present
-from launches import combined
-
-GPU = torch.device("cuda")
 # One of the H100 class, by its maker's figures.
 MEMORY = 80e9  # bytes
 BANDWIDTH = 3.35e12  # bytes per second of its own memory
@@ -45,7 +35,8 @@ FLOPS = {4: 495e12, 2: 989e12}  # dense products per second, by bytes of a numbe
 TOKENS = 4096  # of each side and GPU in a step, all scored
 USED_FLOPS = 0.4  # the share of FLOPS that the passes reach
 USED_BANDWIDTH = 0.9  # the share of BANDWIDTH that a copy reaches
-LAUNCH = 1e-5  # seconds of the host for an operation: time over launches of a combine, on an H200
+HOST = 1.6e-5  # seconds of the host for a tensor: combine_bandwidth.py's time beyond its floor, on an H200
+CHUNK = 1 << 14  # numbers whose three sums the Gram keeps for a while
 SPLIT_TRAFFIC = 1.0001  # over the formula, the Gram included: docs/scaling.md
 LAYOUTS = ("sequential", "split", "sharded")
 
@@ -138,44 +129,6 @@ def models() -> tuple[Model, ...]:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Kernels that a device starts, and bytes that they read and write."""
-
-    launches: int
-    moved: int
-
-
-def work_of(sizes: tuple[int, ...], itemsize: int, whole: bool) -> Work:
-    """Launches and bytes to measure and combine two gradients of these sizes, decision included."""
-    found = measured_and_combined(sizes, itemsize, whole)
-    return Work(found.launches + method_launches(), found.moved)
-
-
-@cache
-def measured_and_combined(sizes: tuple[int, ...], itemsize: int, whole: bool) -> Work:
-    """The Gram and the combine alone, counted."""
-    dtype = torch.float32 if itemsize == 4 else torch.bfloat16
-    with present(memory="meta") as device:
-        parts, retain, forget = (
-            [torch.empty(size, dtype=dtype, device=device) for size in sizes] for _ in range(3)
-        )
-        meter, weights = GramMeter(parts, range(len(parts))), [0.5] * len(parts)
-        meter.measure(retain, forget, exact=not whole)  # the first time prepares the rest
-        with counting() as count:
-            meter.measure(retain, forget, exact=not whole)
-            combine_all(list(retain), list(forget), weights, weights, parts, is_kept=False)
-    return Work(count.total, count.moved)
-
-
-@cache
-def method_launches() -> int:
-    """Launches with the numbers of all blocks: HAMU-Q and the decision."""
-    with present() as device:
-        whole = combined([1 << 12], torch.float32, device).total
-    return whole - measured_and_combined((1 << 12,), 4, True).launches
-
-
-@dataclass(frozen=True)
 class Plan:
     """One model, trained in one way, in one layout. All figures are of one GPU and one step."""
 
@@ -216,7 +169,7 @@ class Plan:
     def buckets(self) -> int:
         """Bytes that are taken for a while: by the Gram and the combine, and by what is exchanged or gathered."""
         size, largest = self.training.trained, max(self.trained)
-        own = bucket_bytes(GPU)
+        own = 3 * 8 * (sum(self.trained) // CHUNK + len(self.trained))
         if self.layout == "sequential":
             return own + self.gradient  # DistributedDataParallel's buckets
         if self.layout == "split":
@@ -263,16 +216,11 @@ class Plan:
         return max(passes, self.sent_by_plain / LINK[self.model.gpus])
 
     @cached_property
-    def work(self) -> Work:
-        """Launches and bytes of the Gram and the combine."""
-        cut = 1 if self.layout == "sequential" else self.model.gpus
-        sizes = tuple(-(-size // cut) for size in self.trained)
-        return work_of(sizes, self.training.trained, self.layout == "sequential")
-
-    @cached_property
     def combine(self) -> float:
-        """Seconds of the Gram and the combine: of the memory or of the host, whichever takes longer."""
-        return max(self.work.moved / (USED_BANDWIDTH * BANDWIDTH), LAUNCH * self.work.launches)
+        """Seconds of the Gram and the combine: of the memory, and of the host, which waits for the Gram."""
+        cut = 1 if self.layout == "sequential" else self.model.gpus
+        moved = 5 * self.gradient / cut
+        return moved / (USED_BANDWIDTH * BANDWIDTH) + HOST * len(self.trained)
 
     @cached_property
     def exchange(self) -> float:
@@ -327,9 +275,9 @@ def tables() -> Iterator[str]:
         ),
     )  # fmt: skip
     yield table(
-        ("model", "training", "layout", "plain step, s", "launches", "Gram and combine, ms", "exchange, ms", "more"),
+        ("model", "training", "layout", "plain step, s", "Gram and combine, ms", "exchange, ms", "more"),
         *(
-            (p.model.name, p.training.name, p.layout, f"{p.plain:.2f}", f"{p.work.launches:,}", f"{1e3 * p.combine:.1f}",
+            (p.model.name, p.training.name, p.layout, f"{p.plain:.2f}", f"{1e3 * p.combine:.1f}",
              f"{1e3 * p.exchange:.2f}", f"{(p.combine + p.exchange) / p.plain:.1%}")
             for p in plans
             if p.fits

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import (
     HamuQ,
@@ -25,7 +24,6 @@ from hamu import (
     build_method,
 )
 from hamu.assess import assess_model
-from hamu.core.distributed import Layout
 from hamu.core.methods import method_classes
 from hamu.data import ImageData, TextCollator, encode, read_text
 from hamu.data.images import collate
@@ -34,7 +32,6 @@ from hamu.models.language import AdapterSettings, new_language_model, new_tokeni
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-import scaling_plan
 from launches import combined
 
 ON_GPU = os.environ.get("HAMU_TEST_DEVICE") == "cuda"
@@ -350,34 +347,6 @@ def test_launches_grow_with_tensors_never_with_elements(device, dtype, size):
     assert ten_times.launches == one.launches
     few, many = (combined([1 << 12] * count, dtype, device) for count in (10, 200))
     assert many.total == few.total, "small tensors are packed"
-
-
-class Parts(Layout):
-    is_whole = False
-
-
-@OF_OUR_OWN
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("training", scaling_plan.TRAININGS, ids=lambda training: training.name)
-def test_the_plan_for_large_models_counts_what_small_ones_launch(device, training, whole):
-    config = LlamaConfig(hidden_size=512, intermediate_size=2048, num_hidden_layers=2,
-                         num_attention_heads=8, vocab_size=4000)  # fmt: skip
-    model = LlamaForCausalLM(config).to(torch.float32 if training.weight == 4 else torch.bfloat16)
-    model = with_adapter(model, AdapterSettings(rank=8)) if training.adapter else model
-    pair = PairedGradients(model.to(device), HamuQ(0.5, **RELATIVE))
-    if not whole:
-        pair.use(Parts(pair.parameters, pair.block_of))
-    for _ in range(2):  # the first prepares
-        for side in (pair.retain, pair.forget):
-            with side():
-                for parameter in pair.parameters:
-                    parameter.grad = torch.randn_like(parameter)
-        with counting() as count:
-            assert pair.combine().decision == "step"
-    sizes = tuple(p.numel() for p in pair.parameters)
-    planned = scaling_plan.work_of(sizes, training.trained, whole)
-    assert count.total == pytest.approx(planned.launches, rel=0.03)
-    assert count.moved == pytest.approx(planned.moved, rel=0.03)
 
 
 @pytest.mark.parametrize(("settings", "waits"), [

@@ -13,13 +13,11 @@ from hamu.core.gram import combine_dtype
 from hamu.core.gram_meter import (
     SMALL,
     brought,
-    constant,
     in_groups,
+    kernels_on,
     scratch_bytes,
     widened_at_once,
 )
-
-_SMALL_ON_A_DEVICE = 3 << 20  # elements: three passes over these take less than a launch
 
 
 def combine_all(
@@ -37,12 +35,21 @@ def combine_all(
     """
     written: Grads = [None] * len(parts)
     alike: dict[tuple[torch.device, torch.dtype], dict[int, int]] = {}  # sizes by number
+    at_once: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
-        small = SMALL if part.is_cpu else _SMALL_ON_A_DEVICE
-        if r is not None and f is not None and part.numel() <= small:
-            kind = part.device, part.dtype
-            if kind == (r.device, r.dtype) == (f.device, f.dtype):
-                alike.setdefault(kind, {})[number] = part.numel()
+        if r is None or f is None:
+            continue
+        kind = part.device, part.dtype
+        kernels = kernels_on(part.device)
+        if kernels is not None and kernels.fit(r, f, part):
+            at_once.setdefault(kind, []).append(number)
+        elif part.numel() <= SMALL and kind == (r.device, r.dtype) == (f.device, f.dtype):
+            alike.setdefault(kind, {})[number] = part.numel()
+    for (device, _), numbers in at_once.items():
+        sides = ([side[n] for n in numbers] for side in (retain, forget))
+        kernels_on(device).combine(*sides, [a[n] for n in numbers], [b[n] for n in numbers])
+        for number in numbers:
+            written[number], retain[number], forget[number] = retain[number], None, None
     for (device, dtype), sizes in alike.items():
         is_in_place = dtype in (torch.float32, torch.float64) and not is_kept
         most = sum(sizes.values()) if is_in_place else scratch_bytes(device) // 8
@@ -94,7 +101,8 @@ def combined(
     is_flat = whole.is_contiguous() and other.is_contiguous()
     if is_flat and whole.dtype == other.dtype == dtype and whole.device == other.device:
         # the outer product with [1] makes one pass over memory; mul_ and add_ make two
-        whole.view(-1, 1).addr_(other.view(-1), constant(1.0, dtype, whole.device), beta=x, alpha=y)
+        one = whole.new_ones(1)
+        whole.view(-1, 1).addr_(other.view(-1), one, beta=x, alpha=y)
         return whole
     sides, step = (whole, other), widened_at_once(whole.device, other.device)
     if is_flat:
@@ -102,16 +110,8 @@ def combined(
     else:  # pieces along the first dimension are the same elements whatever the strides
         step = max(1, step * whole.shape[0] // whole.numel())
     for w, s in zip(*(torch.split(side, step) for side in sides), strict=True):
-        torch.add(_multiple(w, x, dtype), brought(s, w.device), alpha=y, out=w)
+        torch.add(w.to(dtype).mul_(x), brought(s, w.device), alpha=y, out=w)
     return whole
-
-
-def _multiple(tensor: Tensor, x: float, dtype: torch.dtype) -> Tensor:
-    """x·tensor in a wider precision; a device widens in the kernel that multiplies."""
-    if tensor.device.type == "cpu":
-        return tensor.to(dtype).mul_(x)
-    zero, one = (constant(value, dtype, tensor.device).expand_as(tensor) for value in (0.0, 1.0))
-    return torch.addcmul(zero, tensor, one, value=x)
 
 
 def offloaded(grads: Grads, place: str) -> Grads:

@@ -1,10 +1,11 @@
 """`GramMeter`: measures the pair Gram of two gradients.
 
 Near-collinear gradients leave 1 - cos²θ as small as 1e-6, which float32 sums would drown in
-rounding; so exact products of the stored values are accumulated in float64. All but the smallest
-tensors are summed in short float32 sums first, two to three times as fast, and again in float64
-only where the angle is too small for that, or squares leave float32's range. (The smallest are
-cheap, and with few elements small angles are common.)
+rounding; so exact products of the stored values are accumulated in float64. A GPU's kernels do so
+in one pass (`kernels`). Elsewhere all but the smallest tensors are summed in short float32 sums
+first, two to three times as fast, and again in float64 only where the angle is too small for that,
+or squares leave float32's range. (The smallest are cheap, and with few elements small angles are
+common.)
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from itertools import chain, repeat
 from typing import Any
 
@@ -26,7 +28,6 @@ _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _KNOWN = 16  # sets of large tensors whose sums are prepared
-_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 _COARSE_COS_SQ = 1.0 - 0.15**2  # float32 sums are off by up to 1e-5, a thousandth of sin²θ
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
 
@@ -37,6 +38,9 @@ class GramMeter:
     Small tensors are packed into zero-padded rows, so that a network with hundreds of them costs a
     handful of kernels, in a scratch memory of fixed size, which is kept: new memory in every step
     costs more than the sums. Large tensors are summed one by one, see `widened_at_once`.
+
+    Attributes:
+        is_exact: whether all sums of the last Gram are in float64; if not, see `doubtful`.
     """
 
     def __init__(
@@ -47,10 +51,8 @@ class GramMeter:
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         self.device = parameters[0].device
         self._places = [(p.device, p.dtype) for p in parameters]
-        self._scratch = {
-            device: torch.empty(scratch_bytes(device), dtype=torch.uint8, device=device)
-            for device in dict.fromkeys(p.device for p in parameters)
-        }
+        self.is_exact = True
+        self._scratch: dict[torch.device, Tensor] = {}
         self._packs: dict[bool, list[_Pack]] = {}  # by whether they are exact
         self._large: dict[torch.device, list[int]] = {}
         self._coarse: dict[int, list[int]] = {}  # by block: tensors summed in float32
@@ -70,24 +72,26 @@ class GramMeter:
 
         Args:
             retain, forget: gradients of each loss, one or None per parameter.
-            exact: whether to sum all tensors in float64; if not, see `doubtful`.
+            exact: whether to sum all tensors in float64 also where that takes longer.
         """
+        kernels = kernels_on(self.device)
+        if kernels is not None:
+            of_blocks = self._block_of, self._num_blocks, self.device
+            sums = kernels.grams(retain, forget, *of_blocks)
+            if sums is not None:
+                self.is_exact = True
+                return PairGram(sums[:, 0], sums[:, 1], sums[:, 2], self._eps)
+        self.is_exact = exact
         if exact not in self._packs:
             self._packs[exact] = self._packed(exact)
         blocks = torch.zeros(self._num_blocks, 2, 2, dtype=torch.float64, device=self.device)
         for pack in self._packs[exact]:
             pack.sums.add(blocks, pack.grams(retain, forget))
         for device, numbers in self._large.items():
-            whole = [] if exact else _whole(device, retain, forget, numbers)
-            if whole:
-                grams = _grams_at_once([retain[n] for n in whole], [forget[n] for n in whole])
-                self._sums_of(whole).add(blocks, grams)
-            rest = [n for n in numbers if n not in {*whole}]
-            sums = [_gram_of_large(device, exact, retain[n], forget[n]) for n in rest]
-            if sums:
-                of_pieces = [n for n, one in zip(rest, sums, strict=True) for _ in one[::4]]
-                grams = torch.stack(list(chain(*sums))).double().view(-1, 2, 2)
-                self._sums_of(of_pieces).add(blocks, grams)
+            sums = [_gram_of_large(device, exact, retain[n], forget[n]) for n in numbers]
+            of_pieces = [n for n, one in zip(numbers, sums, strict=True) for _ in one[::4]]
+            grams = torch.stack(list(chain(*sums))).double().view(-1, 2, 2)
+            self._sums_of(of_pieces).add(blocks, grams)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:
@@ -138,7 +142,11 @@ class GramMeter:
     def _packed(self, exact: bool) -> list[_Pack]:
         """Small parameters by device and precision, in as few packs as scratch memory allows."""
         packs = []
-        for device, scratch in self._scratch.items():
+        for device in dict.fromkeys(p.device for p in self._parameters):
+            if device not in self._scratch:
+                size = scratch_bytes(device)
+                self._scratch[device] = torch.empty(size, dtype=torch.uint8, device=device)
+            scratch = self._scratch[device]
             for is_coarse in (False, True):
                 dtype = torch.float32 if is_coarse else torch.float64
                 buffer = scratch.view(dtype).view(2, -1)  # a row for each side
@@ -176,34 +184,14 @@ class _Sums:
             sums.index_add_(0, self._each, bags.view(-1, 2, 2))
 
 
-def _whole(device: torch.device, retain: Side, forget: Side, numbers: Sequence[int]) -> list[int]:
-    """Those whose gradients a device has on both sides, in whole."""
-    found = []
-    for number in numbers if device.type != "cpu" else ():
-        r, f = retain[number], forget[number]
-        if r is None or f is None or r.numel() > widened_at_once(device, device):
-            continue
-        kinds = {(g.device, g.dtype, g.is_contiguous()) for g in (r, f)}
-        if len(kinds) == 1 and kinds <= {(device, dtype, True) for dtype in _NARROW}:
-            found.append(number)
-    return found
+@lru_cache
+def kernels_on(device: torch.device) -> Any:
+    """The module `kernels` where it works: on a GPU with Triton and a C compiler; else None."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from hamu.core import kernels
 
-
-def _grams_at_once(retain: Any, forget: Any) -> Tensor:
-    """Float32 Gram matrices of these gradients, [n, 2, 2], see `_gram_of_large`.
-
-    The norms of all take a few launches, each dot product one or two.
-    """
-    norms = [one for g in (retain, forget) for one in torch._foreach_norm(g, 2, torch.float32)]
-    rr, ff = torch.stack(norms).double().square().view(2, -1)
-    dots = [
-        torch.dot(r.view(-1), f.view(-1))
-        if r.dtype == torch.float32
-        else _sum_of_products(torch.float32, r, f)
-        for r, f in zip(retain, forget, strict=True)
-    ]
-    rf = torch.stack(dots).double()
-    return torch.stack([rr, rf, rf, ff], 1).view(-1, 2, 2)
+    return kernels if kernels.compile_on(device) else None
 
 
 def _gram_of_large(
@@ -230,19 +218,7 @@ def _gram_of_large(
 
 def _sum_of_products(wide: torch.dtype, x: Tensor, y: Tensor) -> Tensor:
     """Σ x·y, 0-dim; products of half precision are exact in float32."""
-    if x is y and x.device.type != "cpu":  # widened within the kernel
-        norm: Tensor = torch.linalg.vector_norm(x, dtype=wide)
-        return norm.square()
-    if x.device.type == "cpu" or wide == torch.float64:
-        return x.to(wide, copy=True).mul_(y).sum()
-    zeros = constant(0.0, wide, x.device).expand_as(x)
-    return torch.addcmul(zeros, x, y).sum()  # widened within the kernel too
-
-
-@lru_cache(maxsize=16)
-def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number on a device, [1], sent once."""
-    return torch.full((1,), value, dtype=dtype, device=device)
+    return x.to(wide, copy=True).mul_(y).sum()
 
 
 def _pieces(

@@ -495,7 +495,7 @@ class PairedGradients:
                 sent |= self._population.sums(self.layout.agree)
         found = _on_host(sent)
         gram = raw.like(found)
-        if not exact and (doubtful := self._meter.doubtful(gram, retain, forget)):
+        if not self._meter.is_exact and (doubtful := self._meter.doubtful(gram, retain, forget)):
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
             gram = raw.like(_on_host(raw.sums()))
         one = gram.dot.new_ones(())

@@ -1,0 +1,253 @@
+"""Triton kernels for GPUs: Gram and combination of all tensors, in a launch or two, each read once.
+
+Tensors are given by address and cut into chunks, one for each program. PyTorch brings Triton along
+where it has CUDA or ROCm; without it, and on other devices, `gram_meter` and `combine` use torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hamu.core.gram import combine_dtype
+from hamu.errors import first_line
+
+_CHUNK = 1 << 14  # elements of a program
+_BLOCK = 1 << 10  # elements that it reads at once
+_ROWS = 1 << 8  # sums of chunks that are added at once
+_TYPES = {
+    torch.float64: tl.float64,
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+}
+_ALIGNED = 16  # bytes of the widest load
+
+
+@triton.jit
+def _pointer(addresses, number, TYPE: tl.constexpr, IS_ALIGNED: tl.constexpr):
+    found = tl.load(addresses + number).to(tl.pointer_type(TYPE))
+    return tl.multiple_of(found, 16) if IS_ALIGNED else found
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gram_kernel(
+    addresses, tensors, indices, sizes, out, count,
+    OF_RETAIN: tl.constexpr, OF_FORGET: tl.constexpr, IS_ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Three sums of each chunk in float64, in which products of float32 are exact."""
+    chunk = tl.program_id(0)
+    tensor, start = tl.load(tensors + chunk), tl.load(indices + chunk).to(tl.int64) * CHUNK
+    retain = _pointer(addresses, tensor, OF_RETAIN, IS_ALIGNED)
+    forget = _pointer(addresses, count + tensor, OF_FORGET, IS_ALIGNED)
+    size = tl.load(sizes + tensor)
+    has_retain = tl.load(addresses + tensor) != 0
+    has_forget = tl.load(addresses + count + tensor) != 0
+    rr = tl.zeros([BLOCK], tl.float64)
+    ff = tl.zeros([BLOCK], tl.float64)
+    rf = tl.zeros([BLOCK], tl.float64)
+    if (start + CHUNK <= size) & has_retain & has_forget:  # loads without a mask are wide
+        for step in range(0, CHUNK, BLOCK):
+            at = start + step + tl.arange(0, BLOCK)
+            r = tl.load(retain + at).to(tl.float64)
+            f = tl.load(forget + at).to(tl.float64)
+            rr += r * r
+            ff += f * f
+            rf += r * f
+    else:
+        end = tl.minimum(start + CHUNK, size)
+        while start < end:
+            at = start + tl.arange(0, BLOCK)
+            r = tl.load(retain + at, mask=(at < end) & has_retain, other=0.0).to(tl.float64)
+            f = tl.load(forget + at, mask=(at < end) & has_forget, other=0.0).to(tl.float64)
+            rr += r * r
+            ff += f * f
+            rf += r * f
+            start += BLOCK
+    tl.store(out + chunk * 3, tl.sum(rr, 0))
+    tl.store(out + chunk * 3 + 1, tl.sum(ff, 0))
+    tl.store(out + chunk * 3 + 2, tl.sum(rf, 0))
+
+
+@triton.jit
+def _sum_kernel(of_chunks, starts, out, ROWS: tl.constexpr):
+    """Add the sums of its chunks, which follow one another, to those of a block."""
+    block = tl.program_id(0)
+    begin, end = tl.load(starts + block), tl.load(starts + block + 1)
+    for number in range(3):
+        total = tl.zeros([ROWS], tl.float64)
+        first = begin
+        while first < end:
+            at = first + tl.arange(0, ROWS)
+            total += tl.load(of_chunks + at * 3 + number, mask=at < end, other=0.0)
+            first += ROWS
+        place = out + block * 3 + number
+        tl.store(place, tl.load(place) + tl.sum(total, 0))
+
+
+@triton.jit(do_not_specialize=["count"])
+def _combine_kernel(
+    addresses, weights, tensors, indices, sizes, count,
+    TYPE: tl.constexpr, WIDE: tl.constexpr, IS_ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """a·retain + b·forget of each chunk into the retain gradient; rounds once."""
+    chunk = tl.program_id(0)
+    tensor, start = tl.load(tensors + chunk), tl.load(indices + chunk).to(tl.int64) * CHUNK
+    retain = _pointer(addresses, tensor, TYPE, IS_ALIGNED)
+    forget = _pointer(addresses, count + tensor, TYPE, IS_ALIGNED)
+    size = tl.load(sizes + tensor)
+    a = tl.load(weights + tensor).to(WIDE)
+    b = tl.load(weights + count + tensor).to(WIDE)
+    if start + CHUNK <= size:
+        for step in range(0, CHUNK, BLOCK):
+            at = start + step + tl.arange(0, BLOCK)
+            r, f = tl.load(retain + at).to(WIDE), tl.load(forget + at).to(WIDE)
+            tl.store(retain + at, (a * r + b * f).to(TYPE))
+    else:
+        end = tl.minimum(start + CHUNK, size)
+        while start < end:
+            at = start + tl.arange(0, BLOCK)
+            r = tl.load(retain + at, mask=at < end).to(WIDE)
+            f = tl.load(forget + at, mask=at < end).to(WIDE)
+            tl.store(retain + at, (a * r + b * f).to(TYPE), mask=at < end)
+            start += BLOCK
+
+
+@lru_cache(maxsize=32)  # experts that are not used have no gradients: sets differ between steps
+def _chunks(
+    sizes: tuple[int, ...], block_of: tuple[int, ...], blocks: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Tensor and place in it of each chunk, sizes, and the first chunk of each block, on a device.
+
+    Chunks are in the order of their blocks.
+    """
+    tensors: list[int] = []
+    indices: list[int] = []
+    starts = [0] * (blocks + 1)
+    for number in sorted(range(len(sizes)), key=block_of.__getitem__):
+        count = -(-sizes[number] // _CHUNK)
+        tensors += [number] * count
+        indices += range(count)
+        starts[block_of[number] + 1] = len(tensors)
+    for block in range(blocks):  # of blocks without chunks
+        starts[block + 1] = max(starts[block], starts[block + 1])
+    found = (tensors, indices, sizes, starts)
+    return tuple(torch.tensor(one, dtype=torch.int64).to(device) for one in found)
+
+
+def _sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """On a device, without keeping the host waiting."""
+    if device.type == "cpu":
+        return numbers
+    return numbers.pin_memory().to(device, non_blocking=True)
+
+
+def _addresses(grads: Sequence[Tensor | None]) -> list[int]:
+    return [0 if g is None else g.data_ptr() for g in grads]
+
+
+def _size(r: Tensor | None, f: Tensor | None) -> int:
+    there = r if r is not None else f
+    return 0 if there is None else there.numel()
+
+
+def _is_dense(grad: Tensor) -> bool:
+    return grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def _fit(r: Tensor | None, f: Tensor | None, device: torch.device) -> bool:
+    """True if a kernel can read both: there, without gaps, their elements in the same order."""
+    for g in (r, f):
+        if g is not None and (g.device != device or g.dtype not in _TYPES or not _is_dense(g)):
+            return False
+    return r is None or f is None or r.stride() == f.stride()
+
+
+def grams(
+    retain: Sequence[Tensor | None],
+    forget: Sequence[Tensor | None],
+    block_of: Sequence[int],
+    blocks: int,
+    device: torch.device,
+) -> Tensor | None:
+    """Exact sums of each block, ‖g_r‖², ‖g_f‖² and g_r·g_f, [L, 3] float64 on the device.
+
+    None if a gradient is elsewhere, or both of a tensor lie differently in memory.
+    """
+    alike: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+    for number, (r, f) in enumerate(zip(retain, forget, strict=True)):
+        one = r if r is not None else f
+        if one is None:
+            continue
+        if not _fit(r, f, device):
+            return None
+        kind = (one if r is None else r).dtype, (one if f is None else f).dtype
+        alike.setdefault(kind, []).append(number)
+    out = torch.zeros(blocks, 3, dtype=torch.float64, device=device)
+    for kinds, numbers in alike.items():
+        sides = [[side[n] for n in numbers] for side in (retain, forget)]
+        sizes = tuple(_size(r, f) for r, f in zip(*sides, strict=True))
+        *chunks, starts = _chunks(sizes, tuple(block_of[n] for n in numbers), blocks, device)
+        addresses = [a for side in sides for a in _addresses(side)]
+        of_chunks = torch.empty(len(chunks[0]), 3, dtype=torch.float64, device=device)
+        sent = _sent(torch.tensor(addresses), device)
+        options = (*(_TYPES[kind] for kind in kinds), _are_aligned(addresses), _CHUNK, _BLOCK)
+        if not len(of_chunks):
+            continue
+        with torch.cuda.device_of(out):
+            _gram_kernel[(len(of_chunks),)](sent, *chunks, of_chunks, len(numbers), *options)
+            _sum_kernel[(blocks,)](of_chunks, starts, out, _ROWS)
+    return out
+
+
+def combine(
+    retain: Sequence[Tensor], forget: Sequence[Tensor], a: Sequence[float], b: Sequence[float]
+) -> None:
+    """a_n·retain_n + b_n·forget_n in the memory of each retain gradient.
+
+    All are of one precision, and `fit`.
+    """
+    first = retain[0]
+    device, dtype, count = first.device, first.dtype, len(retain)
+    *chunks, _ = _chunks(tuple(g.numel() for g in retain), (0,) * count, 1, device)
+    addresses = [*_addresses(retain), *_addresses(forget)]
+    weights = torch.tensor([*a, *b], dtype=torch.float64)
+    sent = _sent(torch.cat([torch.tensor(addresses), weights.view(torch.int64)]), device)
+    where, weights = sent[: 2 * count], sent[2 * count :].view(torch.float64)
+    types = _TYPES[dtype], _TYPES[combine_dtype(first)]
+    options = (*types, _are_aligned(addresses), _CHUNK, _BLOCK)
+    if len(chunks[0]):
+        with torch.cuda.device_of(first):
+            _combine_kernel[(len(chunks[0]),)](where, weights, *chunks, count, *options)
+
+
+def fit(r: Tensor, f: Tensor, part: Tensor) -> bool:
+    """True if `combine` can take these with others of the part's precision and device."""
+    return r.dtype == f.dtype == part.dtype and _fit(r, f, part.device)
+
+
+def _are_aligned(addresses: Sequence[int]) -> bool:
+    return not any(address % _ALIGNED for address in addresses)
+
+
+def compile_on(device: torch.device) -> bool:
+    """True if the kernels can be compiled there, which needs a C compiler; else a warning."""
+    try:
+        ones = [torch.ones(1, device=device)]
+        combine(ones, ones, [1.0], [1.0])
+    except Exception as error:  # of the compiler, the driver or Triton
+        warnings.warn(
+            f"Triton cannot compile a kernel ({first_line(error)}); gradients are combined by "
+            f"torch, which takes longer",
+            stacklevel=2,
+        )
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""The GPU's kernels against plain sums: interpreted by Triton on the host, or on the GPU that is there.
+
+Run by tests/unit/test_kernels.py in a process of its own, as Triton decides once whether it interprets.
+"""
+
+import os
+
+import pytest
+import torch
+
+from hamu.core import kernels
+
+ON_GPU = torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ
+DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
+CHUNK = kernels._CHUNK
+SHAPES = [(3,), (5, 7), (4, 3, 3, 3), (CHUNK,), (CHUNK + 1,), (3 * CHUNK - 7,), (1,), (0,)]
+BLOCK_OF = [0, 1, 1, 0, 2, 2, 4, 4]  # none in block 3
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+def drawn(dtype, shapes=SHAPES):
+    found = [torch.randn(shape, device=DEVICE).to(dtype) for shape in shapes]
+    return [g.contiguous(memory_format=torch.channels_last) if g.dim() == 4 else g for g in found]
+
+
+def sums_of(retain, forget):
+    total = torch.zeros(5, 3, dtype=torch.float64, device=DEVICE)
+    for r, f, block in zip(retain, forget, BLOCK_OF, strict=True):
+        there = [g.double() for g in (r, f) if g is not None]
+        if there:
+            r, f = (there[0] * 0 if g is None else g.double() for g in (r, f))
+            total[block] += torch.stack([(r * r).sum(), (f * f).sum(), (r * f).sum()])
+    return total
+
+
+def measured(retain, forget):
+    return kernels.grams(retain, forget, BLOCK_OF, 5, DEVICE)
+
+
+@pytest.mark.parametrize("dtypes", [*((one, one) for one in DTYPES), (DTYPES[2], DTYPES[1])])
+def test_the_sums_of_all_blocks_are_exact(dtypes):
+    torch.manual_seed(0)
+    retain, forget = (drawn(dtype) for dtype in dtypes)
+    retain[1] = forget[6] = retain[7] = forget[7] = None
+    torch.testing.assert_close(
+        measured(retain, forget), sums_of(retain, forget), rtol=1e-14, atol=0
+    )
+
+
+def test_an_angle_that_float32_sums_would_lose_is_kept():
+    retain = drawn(torch.float32)
+    forget = [g * (1 + 1e-4 * torch.randn_like(g)) for g in retain]
+    torch.testing.assert_close(
+        measured(retain, forget), sums_of(retain, forget), rtol=1e-14, atol=0
+    )
+
+
+def test_tensors_that_begin_anywhere_are_read_and_written_whole():
+    memory = drawn(torch.float32, [(2, 3 * CHUNK)])[0]
+    retain, forget = ([row[1 : CHUNK + 6]] for row in memory.clone())
+    assert retain[0].data_ptr() % 16
+    sums = kernels.grams(retain, forget, [0], 1, DEVICE)
+    assert sums[0, 2].item() == pytest.approx(
+        (retain[0].double() * forget[0].double()).sum().item()
+    )
+    around = memory.clone()
+    sides = [[row[1 : CHUNK + 6]] for row in around]
+    kernels.combine(*sides, [2.0], [-1.0])
+    torch.testing.assert_close(around[0, 1 : CHUNK + 6], 2 * retain[0] - forget[0])
+    assert torch.equal(around[0, CHUNK + 6 :], memory[0, CHUNK + 6 :])
+    assert torch.equal(around[0, :1], memory[0, :1])
+    assert torch.equal(around[1], memory[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_combination_is_that_of_torch_and_rounds_once(dtype):
+    torch.manual_seed(0)
+    retain, forget = drawn(dtype), drawn(dtype)
+    a, b = ([factor + n for n in range(len(retain))] for factor in (0.3, -2.5))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    expected = [
+        (x * r.to(wide) + y * f.to(wide)).to(dtype)
+        for x, y, r, f in zip(a, b, retain, forget, strict=True)
+    ]
+    before = [g.clone() for g in forget]
+    kernels.combine(retain, forget, a, b)
+    # interpreted, bfloat16 is cut off and not rounded
+    rounding = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-3 if dtype.itemsize == 2 else 1e-5}
+    for got, want in zip(retain, expected, strict=True):
+        torch.testing.assert_close(got, want, **rounding)
+    assert all(map(torch.equal, forget, before))
+
+
+def test_sums_are_the_same_bit_by_bit_every_time():
+    retain, forget = drawn(torch.float32), drawn(torch.float32)
+    assert torch.equal(measured(retain, forget), measured(retain, forget))
+
+
+def test_empty_tensors_have_no_chunks():
+    nothing = [torch.empty(0, 3, device=DEVICE)]
+    assert kernels.grams(nothing, nothing, [0], 1, DEVICE).tolist() == [[0.0, 0.0, 0.0]]
+    kernels.combine(nothing, nothing, [1.0], [1.0])
+
+
+def test_what_lies_otherwise_is_left_to_torch():
+    retain, forget = drawn(torch.float32), drawn(torch.float32)
+    plain = [g.contiguous() for g in forget]
+    assert kernels.fit(retain[2], forget[2], retain[2])
+    assert not kernels.fit(retain[2], plain[2], retain[2]), "other strides"
+    assert measured(retain, plain) is None
+    gap = torch.randn(4, 6, device=DEVICE)[:, ::2]
+    assert not kernels.fit(gap, gap, gap)
+    assert not kernels.fit(retain[0].half(), forget[0], retain[0])
+    away = torch.empty(3, device="meta")
+    assert kernels.grams([away], [away], [0], 1, DEVICE) is None
