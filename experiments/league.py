@@ -268,7 +268,11 @@ def problems(names: list[str], work: Path, options: Any) -> list[Problem]:
         _twenty, hundred, plain, half = cifar(work, Path(options.cifar_dir), epochs=6)
         found += [plain, half, hundred]
     if "tofu" in names:
-        found += tofu(work, Path(options.tofu_dir))[:1]
+        ten, _twenty = tofu(work, Path(options.tofu_dir))
+        found += [
+            ten,
+            replace(ten, name="TOFU, forget01", forget=("--forget_data", "forget01.json")),
+        ]
     return found
 
 

@@ -32,6 +32,48 @@ def test_kernels_are_plain_sums(interpreted):
 
 
 @IN_TRITON
+@pytest.mark.parametrize("capability", [75, 80, 90, 120])
+def test_kernels_can_be_compiled_for_a_gpu_that_is_not_here(capability, monkeypatch, tmp_path):
+    """And load 16 bytes at a time, where both gradients lie on such a border."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from hamu.core import kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    bf16 = kernels._TYPES[torch.bfloat16]
+    sizes = {"IS_ALIGNED": True, "CHUNK": kernels._CHUNK, "BLOCK": kernels._BLOCK}
+    table = dict.fromkeys(["addresses", "tensors", "indices", "sizes"], "*i64") | {"count": "i32"}
+    wide = kernels._TYPES[torch.float32]
+    for function, of, constants in (
+        (
+            kernels._gram_kernel,
+            table | {"out": "*fp64"},
+            {"OF_RETAIN": bf16, "OF_FORGET": bf16} | sizes,
+        ),
+        (
+            kernels._combine_kernel,
+            table | {"weights": "*fp64"},
+            {"TYPE": bf16, "WIDE": wide} | sizes,
+        ),
+        (
+            kernels._sum_kernel,
+            {"of_chunks": "*fp64", "starts": "*i64", "out": "*fp64"},
+            {"ROWS": 256},
+        ),
+    ):
+        signature = of | dict.fromkeys(constants, "constexpr")
+        source = ASTSource(
+            fn=function,
+            signature={n: signature[n] for n in function.arg_names},
+            constexprs=constants,
+        )
+        code = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+        assert ("v4.b32" in code) == ("IS_ALIGNED" in constants)
+
+
+@IN_TRITON
 @pytest.mark.skipif(torch.cuda.is_available(), reason="they can be compiled here")
 def test_where_they_cannot_be_compiled_torch_does_it_and_a_warning_says_why():
     with pytest.warns(UserWarning, match=r"Triton cannot compile a kernel \(.+\); gradients are"):

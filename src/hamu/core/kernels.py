@@ -63,10 +63,11 @@ def _gram_kernel(
             rf += r * f
     else:
         end = tl.minimum(start + CHUNK, size)
+        of_retain, of_forget = tl.where(has_retain, end, 0), tl.where(has_forget, end, 0)
         while start < end:
             at = start + tl.arange(0, BLOCK)
-            r = tl.load(retain + at, mask=(at < end) & has_retain, other=0.0).to(tl.float64)
-            f = tl.load(forget + at, mask=(at < end) & has_forget, other=0.0).to(tl.float64)
+            r = tl.load(retain + at, mask=at < of_retain, other=0.0).to(tl.float64)
+            f = tl.load(forget + at, mask=at < of_forget, other=0.0).to(tl.float64)
             rr += r * r
             ff += f * f
             rf += r * f
