@@ -7,8 +7,10 @@ import os
 
 import pytest
 import torch
+from helpers import Holder, collect
 
-from hamu.core import kernels
+from hamu import HamuQ, PairedGradients
+from hamu.core import combine, gram_meter, kernels
 
 ON_GPU = torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
@@ -34,7 +36,7 @@ def sums_of(retain, forget):
 
 
 def measured(retain, forget):
-    return kernels.grams(retain, forget, BLOCK_OF, 5, DEVICE)
+    return kernels.grams(retain, forget, drawn(torch.float32), BLOCK_OF, 5)
 
 
 @pytest.mark.parametrize("dtypes", [*((one, one) for one in DTYPES), (DTYPES[2], DTYPES[1])])
@@ -59,13 +61,13 @@ def test_tensors_that_begin_anywhere_are_read_and_written_whole():
     memory = drawn(torch.float32, [(2, 3 * CHUNK)])[0]
     retain, forget = ([row[1 : CHUNK + 6]] for row in memory.clone())
     assert retain[0].data_ptr() % 16
-    sums = kernels.grams(retain, forget, [0], 1, DEVICE)
+    sums = kernels.grams(retain, forget, retain, [0], 1)
     assert sums[0, 2].item() == pytest.approx(
         (retain[0].double() * forget[0].double()).sum().item()
     )
     around = memory.clone()
     sides = [[row[1 : CHUNK + 6]] for row in around]
-    kernels.combine(*sides, [2.0], [-1.0])
+    kernels.combine(*sides, [2.0], [-1.0], retain)
     torch.testing.assert_close(around[0, 1 : CHUNK + 6], 2 * retain[0] - forget[0])
     assert torch.equal(around[0, CHUNK + 6 :], memory[0, CHUNK + 6 :])
     assert torch.equal(around[0, :1], memory[0, :1])
@@ -83,7 +85,14 @@ def test_a_combination_is_that_of_torch_and_rounds_once(dtype):
         for x, y, r, f in zip(a, b, retain, forget, strict=True)
     ]
     before = [g.clone() for g in forget]
-    kernels.combine(retain, forget, a, b)
+    alone = drawn(dtype, [(5,), (7,)])
+    kernels.combine(
+        [*retain, None, alone[0]],
+        [*forget, alone[1], None],
+        [*a, 1, 1],
+        [*b, 1, 1],
+        [*retain, *alone],
+    )
     # interpreted, bfloat16 is cut off and not rounded
     rounding = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-3 if dtype.itemsize == 2 else 1e-5}
     for got, want in zip(retain, expected, strict=True):
@@ -98,8 +107,8 @@ def test_sums_are_the_same_bit_by_bit_every_time():
 
 def test_empty_tensors_have_no_chunks():
     nothing = [torch.empty(0, 3, device=DEVICE)]
-    assert kernels.grams(nothing, nothing, [0], 1, DEVICE).tolist() == [[0.0, 0.0, 0.0]]
-    kernels.combine(nothing, nothing, [1.0], [1.0])
+    assert kernels.grams(nothing, nothing, nothing, [0], 1).tolist() == [[0.0, 0.0, 0.0]]
+    kernels.combine(nothing, nothing, [1.0], [1.0], nothing)
 
 
 def test_what_lies_otherwise_is_left_to_torch():
@@ -112,4 +121,37 @@ def test_what_lies_otherwise_is_left_to_torch():
     assert not kernels.fit(gap, gap, gap)
     assert not kernels.fit(retain[0].half(), forget[0], retain[0])
     away = torch.empty(3, device="meta")
-    assert kernels.grams([away], [away], [0], 1, DEVICE) is None
+    assert kernels.grams([away], [away], retain[:1], [0], 1) is None
+    assert not kernels.fit(None, forget[0], forget[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.parametrize("keep", [(), ("retain",), ("retain", "forget")])
+def test_a_step_by_kernels_is_that_of_torch(monkeypatch, dtype, keep):
+    """Of tensors with both gradients, one and none."""
+    torch.manual_seed(0)
+    values = drawn(dtype)
+    sides = {"retain": drawn(dtype), "forget": drawn(dtype)}
+    sides["retain"][1] = sides["forget"][3] = sides["retain"][5] = sides["forget"][5] = None
+    found = []
+    for on in (lambda device: kernels, lambda device: None):
+        for module in (combine, gram_meter):
+            monkeypatch.setattr(module, "kernels_on", on)
+        pair = PairedGradients(
+            Holder(values), HamuQ(0.5, constraint_mode="relative", stopping="off")
+        )
+        for side, grads in sides.items():
+            collect(pair, side, grads)
+        step = pair.combine(keep=keep)
+        kept = [step.kept[side][0] for side in keep]
+        found.append((step.gram, [p.grad for p in pair.parameters], kept))
+    by_kernels, by_torch = found
+    for name, sums in by_torch[0].sums().items():
+        torch.testing.assert_close(by_kernels[0].sums()[name], sums, rtol=1e-5, atol=1e-12)
+    rounding = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 0.02 if dtype.itemsize == 2 else 1e-5}
+    for one, other in zip(by_kernels[1], by_torch[1], strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, **rounding)
+    for one, side in zip(by_kernels[2], keep, strict=True):
+        assert torch.equal(one, sides[side][0])

@@ -34,22 +34,13 @@ def combine_all(
     Uses up the retain gradients' memory, and that of the forget gradients unless they are kept.
     """
     written: Grads = [None] * len(parts)
+    _combine_by_kernel(retain, forget, a, b, parts, written)
     alike: dict[tuple[torch.device, torch.dtype], dict[int, int]] = {}  # sizes by number
-    at_once: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
-        if r is None or f is None:
-            continue
-        kind = part.device, part.dtype
-        kernels = kernels_on(part.device)
-        if kernels is not None and kernels.fit(r, f, part):
-            at_once.setdefault(kind, []).append(number)
-        elif part.numel() <= SMALL and kind == (r.device, r.dtype) == (f.device, f.dtype):
-            alike.setdefault(kind, {})[number] = part.numel()
-    for (device, _), numbers in at_once.items():
-        sides = ([side[n] for n in numbers] for side in (retain, forget))
-        kernels_on(device).combine(*sides, [a[n] for n in numbers], [b[n] for n in numbers])
-        for number in numbers:
-            written[number], retain[number], forget[number] = retain[number], None, None
+        if r is not None and f is not None and part.numel() <= SMALL:
+            kind = part.device, part.dtype
+            if kind == (r.device, r.dtype) == (f.device, f.dtype):
+                alike.setdefault(kind, {})[number] = part.numel()
     for (device, dtype), sizes in alike.items():
         is_in_place = dtype in (torch.float32, torch.float64) and not is_kept
         most = sum(sizes.values()) if is_in_place else scratch_bytes(device) // 8
@@ -63,6 +54,36 @@ def combine_all(
         if written[number] is None:
             written[number] = combined(r, f, a[number], b[number], parts[number])
     return written
+
+
+def _combine_by_kernel(
+    retain: Grads,
+    forget: Grads,
+    a: Sequence[float],
+    b: Sequence[float],
+    parts: Sequence[Tensor],
+    written: Grads,
+) -> None:
+    """Combine all tensors on a GPU that its kernel can take; empties their places in both lists."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for number, part in enumerate(parts):
+        if kernels_on(part.device) is not None:
+            alike.setdefault((part.device, part.dtype), []).append(number)
+    for (device, _), numbers in alike.items():
+        kernels = kernels_on(device)
+        for n in numbers:
+            if kernels.fit(retain[n], forget[n], parts[n]):
+                written[n] = retain[n]
+        sides = [
+            [side[n] if written[n] is not None else None for n in numbers]
+            for side in (retain, forget)
+        ]
+        if all(written[n] is None for n in numbers):
+            continue
+        kernels.combine(*sides, *([one[n] for n in numbers] for one in (a, b, parts)))
+        for n in numbers:
+            if written[n] is not None:
+                retain[n] = forget[n] = None
 
 
 def _combine_group(

@@ -76,8 +76,8 @@ class GramMeter:
         """
         kernels = kernels_on(self.device)
         if kernels is not None:
-            of_blocks = self._block_of, self._num_blocks, self.device
-            sums = kernels.grams(retain, forget, *of_blocks)
+            of_parts = self._parameters, self._block_of, self._num_blocks
+            sums = kernels.grams(retain, forget, *of_parts)
             if sums is not None:
                 self.is_exact = True
                 return PairGram(sums[:, 0], sums[:, 1], sums[:, 2], self._eps)

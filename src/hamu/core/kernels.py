@@ -7,7 +7,7 @@ where it has CUDA or ROCm; without it, and on other devices, `gram_meter` and `c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import torch
@@ -99,12 +99,13 @@ def _combine_kernel(
     TYPE: tl.constexpr, WIDE: tl.constexpr, IS_ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """a·retain + b·forget of each chunk into the retain gradient; rounds once."""
+    """a·retain + b·forget of each chunk into the retain gradient, where both are; rounds once."""
     chunk = tl.program_id(0)
     tensor, start = tl.load(tensors + chunk), tl.load(indices + chunk).to(tl.int64) * CHUNK
     retain = _pointer(addresses, tensor, TYPE, IS_ALIGNED)
     forget = _pointer(addresses, count + tensor, TYPE, IS_ALIGNED)
-    size = tl.load(sizes + tensor)
+    has_both = (tl.load(addresses + tensor) != 0) & (tl.load(addresses + count + tensor) != 0)
+    size = tl.where(has_both, tl.load(sizes + tensor), 0)
     a = tl.load(weights + tensor).to(WIDE)
     b = tl.load(weights + count + tensor).to(WIDE)
     if start + CHUNK <= size:
@@ -122,7 +123,7 @@ def _combine_kernel(
             start += BLOCK
 
 
-@lru_cache(maxsize=32)  # experts that are not used have no gradients: sets differ between steps
+@lru_cache(maxsize=32)
 def _chunks(
     sizes: tuple[int, ...], block_of: tuple[int, ...], blocks: int, device: torch.device
 ) -> tuple[Tensor, ...]:
@@ -151,13 +152,8 @@ def _sent(numbers: Tensor, device: torch.device) -> Tensor:
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
-def _addresses(grads: Sequence[Tensor | None]) -> list[int]:
+def _addresses(grads: Iterable[Tensor | None]) -> list[int]:
     return [0 if g is None else g.data_ptr() for g in grads]
-
-
-def _size(r: Tensor | None, f: Tensor | None) -> int:
-    there = r if r is not None else f
-    return 0 if there is None else there.numel()
 
 
 def _is_dense(grad: Tensor) -> bool:
@@ -175,64 +171,67 @@ def _fit(r: Tensor | None, f: Tensor | None, device: torch.device) -> bool:
 def grams(
     retain: Sequence[Tensor | None],
     forget: Sequence[Tensor | None],
+    parts: Sequence[Tensor],
     block_of: Sequence[int],
     blocks: int,
-    device: torch.device,
 ) -> Tensor | None:
     """Exact sums of each block, ‖g_r‖², ‖g_f‖² and g_r·g_f, [L, 3] float64 on the device.
 
-    None if a gradient is elsewhere, or both of a tensor lie differently in memory.
+    None if a gradient is not on the device of the parts, or both of a tensor lie differently in
+    memory. Tables hold every part, with or without a gradient: experts take turns.
     """
+    device = parts[0].device
     alike: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
-    for number, (r, f) in enumerate(zip(retain, forget, strict=True)):
-        one = r if r is not None else f
-        if one is None:
-            continue
-        if not _fit(r, f, device):
+    for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
+        if part.dtype not in _TYPES or not _fit(r, f, device):
             return None
-        kind = (one if r is None else r).dtype, (one if f is None else f).dtype
+        kind = (part if r is None else r).dtype, (part if f is None else f).dtype
         alike.setdefault(kind, []).append(number)
     out = torch.zeros(blocks, 3, dtype=torch.float64, device=device)
     for kinds, numbers in alike.items():
-        sides = [[side[n] for n in numbers] for side in (retain, forget)]
-        sizes = tuple(_size(r, f) for r, f in zip(*sides, strict=True))
+        sizes = tuple(parts[n].numel() for n in numbers)
         *chunks, starts = _chunks(sizes, tuple(block_of[n] for n in numbers), blocks, device)
-        addresses = [a for side in sides for a in _addresses(side)]
         of_chunks = torch.empty(len(chunks[0]), 3, dtype=torch.float64, device=device)
+        addresses = _addresses(side[n] for side in (retain, forget) for n in numbers)
         sent = _sent(torch.tensor(addresses), device)
         options = (*(_TYPES[kind] for kind in kinds), _are_aligned(addresses), _CHUNK, _BLOCK)
-        if not len(of_chunks):
-            continue
-        with torch.cuda.device_of(out):
-            _gram_kernel[(len(of_chunks),)](sent, *chunks, of_chunks, len(numbers), *options)
-            _sum_kernel[(blocks,)](of_chunks, starts, out, _ROWS)
+        if len(of_chunks):
+            with torch.cuda.device_of(out):
+                _gram_kernel[(len(of_chunks),)](sent, *chunks, of_chunks, len(numbers), *options)
+                _sum_kernel[(blocks,)](of_chunks, starts, out, _ROWS)
     return out
 
 
 def combine(
-    retain: Sequence[Tensor], forget: Sequence[Tensor], a: Sequence[float], b: Sequence[float]
+    retain: Sequence[Tensor | None],
+    forget: Sequence[Tensor | None],
+    a: Sequence[float],
+    b: Sequence[float],
+    parts: Sequence[Tensor],
 ) -> None:
-    """a_n·retain_n + b_n·forget_n in the memory of each retain gradient.
+    """a_n·retain_n + b_n·forget_n in the memory of each retain gradient, where both are given.
 
-    All are of one precision, and `fit`.
+    Parts are of one precision on one device, and gradients `fit`.
     """
-    first = retain[0]
-    device, dtype, count = first.device, first.dtype, len(retain)
-    *chunks, _ = _chunks(tuple(g.numel() for g in retain), (0,) * count, 1, device)
-    addresses = [*_addresses(retain), *_addresses(forget)]
+    first, count = parts[0], len(parts)
+    *chunks, _ = _chunks(tuple(p.numel() for p in parts), (0,) * count, 1, first.device)
+    addresses = _addresses([*retain, *forget])
     weights = torch.tensor([*a, *b], dtype=torch.float64)
-    sent = _sent(torch.cat([torch.tensor(addresses), weights.view(torch.int64)]), device)
+    numbers = torch.cat([torch.tensor(addresses), weights.view(torch.int64)])
+    sent = _sent(numbers, first.device)
     where, weights = sent[: 2 * count], sent[2 * count :].view(torch.float64)
-    types = _TYPES[dtype], _TYPES[combine_dtype(first)]
+    types = _TYPES[first.dtype], _TYPES[combine_dtype(first)]
     options = (*types, _are_aligned(addresses), _CHUNK, _BLOCK)
     if len(chunks[0]):
         with torch.cuda.device_of(first):
             _combine_kernel[(len(chunks[0]),)](where, weights, *chunks, count, *options)
 
 
-def fit(r: Tensor, f: Tensor, part: Tensor) -> bool:
-    """True if `combine` can take these with others of the part's precision and device."""
-    return r.dtype == f.dtype == part.dtype and _fit(r, f, part.device)
+def fit(r: Tensor | None, f: Tensor | None, part: Tensor) -> bool:
+    """True if `combine` can take both with others of the part's precision and device."""
+    if r is None or f is None or not r.dtype == f.dtype == part.dtype:
+        return False
+    return _fit(r, f, part.device)
 
 
 def _are_aligned(addresses: Sequence[int]) -> bool:
@@ -243,7 +242,7 @@ def compile_on(device: torch.device) -> bool:
     """True if the kernels can be compiled there, which needs a C compiler; else a warning."""
     try:
         ones = [torch.ones(1, device=device)]
-        combine(ones, ones, [1.0], [1.0])
+        combine(ones, ones, [1.0], [1.0], ones)
     except Exception as error:  # of the compiler, the driver or Triton
         warnings.warn(
             f"Triton cannot compile a kernel ({first_line(error)}); gradients are combined by "
