@@ -1,6 +1,5 @@
 """Attacks: what they measure, what they leave alone, and the verdict."""
 
-import json
 import math
 import sys
 from dataclasses import replace
@@ -32,7 +31,7 @@ from hamu.evaluation.attacks import (
     quantized,
     sampled,
 )
-from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
+from hamu.models.language import new_language_model, new_tokenizer
 
 QUICK = {"attack_steps": 6, "attack_seeds": 2, "attack_batch_size": 8}
 FEW_STEPS = AttackSettings(**QUICK)
@@ -122,21 +121,13 @@ def test_a_small_forget_set_is_halved_and_a_single_record_is_not_relearned(class
 
 
 def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier, data):
-    before = state_of(classifier)
-
     def diverging(items):
         batch = collate(items)
         factor = math.inf if len(batch["labels"]) == 8 else 1
         return batch | {"pixel_values": batch["pixel_values"] * factor}
 
-    message = r"relearn-retain on the unlearned model: the loss of step 1 .* lower --attack"
-    with pytest.raises(HamuError, match=message):
-        attack(classifier, replace(data, collate=diverging), FEW_STEPS)
-    assert is_same(before, state_of(classifier))
-    with torch.no_grad():
-        classifier[5].weight.fill_(math.nan)
     with pytest.raises(HamuError, match=r"relearn-retain on the unlearned model: .* not finite"):
-        attack(classifier, data, FEW_STEPS)
+        attack(classifier, replace(data, collate=diverging), FEW_STEPS)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +135,7 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier,
     [
         ({"attack_learning_rate": 0.0}, "attack_learning_rate 0.0 must be above 0"),
         ({"attack_steps": 0}, "attack_steps 0 must be at least 1"),
-        ({"attack_seeds": -1}, "attack_seeds -1 must be at least 1"),
+        ({"attack_batch_size": 1}, "attack_batch_size 1 must be at least 2"),
         ({"attacks": "relearn"}, "choose from relearn-retain"),
         ({"attacks": "prefill"}, "not for images"),
     ],
@@ -152,19 +143,6 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier,
 def test_settings_out_of_range_and_attacks_not_for_such_records_are_errors(given, message):
     with pytest.raises(HamuError, match=message):
         AttackSettings(**given).names("image")
-
-
-def test_of_an_adapter_the_adapter_alone_is_trained(texts):
-    _, data = texts
-    torch.manual_seed(0)
-    base = new_language_model(data.tokenizer, hidden=16, layers=1)
-    adapter = AdapterSettings(rank=2, alpha=4.0, dropout=0.1, targets="all-linear")
-    model = with_adapter(base, adapter)
-    before = state_of(model)
-    settings = {"attack_steps": 20, "attack_seeds": 1, "attack_learning_rate": 0.05}
-    found = attack(model, data, AttackSettings("relearn-few", **settings)).outcomes["relearn-few"]
-    assert found["unlearned"].mean("loss", 20) < found["unlearned"].mean("loss", 0), "it learns"
-    assert is_same(before, state_of(model))
 
 
 def test_leak_at_k_is_the_mean_of_the_best_over_all_choices_of_k_draws():
@@ -201,29 +179,6 @@ def test_answers_begin_behind_the_prompt_where_the_loss_is_of_all_and_words_are_
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         given = tokenizer.decode(tokens[: _after(tokenizer, tokens, 0, 2)])
         assert given.rstrip(" \ufffd") == start  # maybe with the first bytes of the next character
-
-
-def test_a_batch_of_one_has_no_room_for_retain_and_forgotten_records():
-    with pytest.raises(HamuError, match="attack_batch_size 1 leaves relearn-few no room"):
-        AttackSettings(attack_batch_size=1).names("text")
-    assert AttackSettings("relearn-retain", attack_batch_size=1).names("text")
-    assert AttackSettings(attack_batch_size=1).names("image")
-
-
-def test_texts_are_attacked_in_all_ways_and_no_contents_are_kept(texts):
-    model, data = texts
-    names = "relearn-retain,relearn-few,relearn-unrelated,prefill,sample"
-    settings = {"attack_samples": 2, "attack_answers": 3, "attack_batch_size": 4}
-    settings = AttackSettings(names, attack_steps=3, attack_seeds=1, **settings)
-    before = state_of(model)
-    result = attack(model, data, settings, original=model, retain_model=model)
-    assert is_same(before, state_of(model))
-    assert list(result.outcomes) == names.split(",")
-    assert result.outcomes["sample"]["unlearned"].at == (1, 2)
-    assert result.outcomes["prefill"]["retrained"].at == (0, 3)
-    content = json.loads(json.dumps(result.to_json()))
-    assert json.loads(json.dumps(AttackResult.from_json(content).to_json())) == content
-    assert data.forget.texts.records[0].answer.strip() not in json.dumps(content)
 
 
 def result_of(kind, **curves):
@@ -274,17 +229,6 @@ def test_a_text_lasts_if_it_lasts_at_each_step():
     result = AttackResult("text", {"relearn-retain": curves})
     assert lasts(result) is False
     assert sentence(result).startswith("It does not last: 40 steps")
-
-
-def test_the_verdict_names_what_comes_back():
-    images = result_of("image", unlearned=(0.0, 0.94), retrained=(0.0, 0.0))
-    assert "from 0% to 94% (a model retrained without them: 0%)" in sentence(images)
-    loss = result_of("text", unlearned=(5.45, 4.33), original=(1.82, 1.8), retrained=(5.35, 5.37))
-    assert "give back 31% of what the loss" in sentence(loss)
-    outcome = Outcome((0, 5), {"recognised": ((0.0,), (0.9,))})
-    short = AttackResult("image", {"relearn-retain": {"unlearned": outcome}})
-    assert lasts(short) is lasts(AttackResult("image", {})) is None
-    assert "was not run for 20 steps" in sentence(short)
 
 
 def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved():

@@ -266,8 +266,6 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
     settings = task.settings.of(AttackSettings)
     kind: Kind = "text" if isinstance(task, TextTask) else "image"
     names = settings.names(kind)
-    if attacks.QUANTIZE in names:
-        attacks.check_can_quantize()
     task.settle_adapter()
     unrelated, named = None, settings.unrelated_data
     if attacks.RELEARN_UNRELATED in names:
