@@ -21,7 +21,7 @@ from _report import print_report
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 from hamu.assess import assess_model
-from hamu.assess.curvature import Hessian
+from hamu.assess.curvature import hessian_product
 from hamu.assess.gradients import AssessedModel
 from hamu.data import ImageData, TextCollator, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
@@ -79,14 +79,14 @@ def products(name: str, assessed: AssessedModel) -> dict[str, float]:
     with assessed.untouched():
         batch = next(assessed.batches("retain"))
         for _ in range(6):
-            hessian = Hessian(
+            product = hessian_product(
                 lambda one: assessed.total(assessed.score(one)), [batch], assessed.parameters
             )
             taken["pass"].append(
                 seconds(lambda: assessed.total(assessed.score(batch)).backward())[1]
             )
             for which in ("product", "next_product"):
-                taken[which].append(seconds(lambda hessian=hessian: hessian.product(vector))[1])
+                taken[which].append(seconds(lambda product=product: product(vector))[1])
     medians = {which: float(np.median(of[1:])) for which, of in taken.items()}  # the first warms up
     return {
         f"{name}_{which}": medians[which] / medians["pass"] for which in ("product", "next_product")

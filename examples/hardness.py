@@ -34,7 +34,7 @@ from transformers import TrainerCallback, set_seed
 
 from hamu import HamuQ, PairedGradients
 from hamu.assess import measure_hardness
-from hamu.assess.curvature import Hessian, lanczos
+from hamu.assess.curvature import hessian_product, lanczos
 from hamu.assess.gradients import AssessedModel
 from hamu.cli.demo import TRAIN, Scenario
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
@@ -196,8 +196,8 @@ def one_step(
                 p.copy_(w)
         some = list(assessed.batches("retain", assessed.positions("retain", 500), 100))
         loss = lambda batch: assessed.total(assessed.score(batch)) / 500  # noqa: E731
-        hessian = Hessian(loss, some, assessed.parameters)
-        curvature = lanczos(hessian.product, assessed.parameters, steps=12, tolerance=1e-2)
+        product = hessian_product(loss, some, assessed.parameters)
+        curvature = lanczos(product, assessed.parameters, steps=12, tolerance=1e-2)
     clip = step.clip[0].item()
     return {
         "constraint": share,

@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hamu import HamuError, HamuQ, HamuU, build_method
-from hamu.assess import REGIMES, assess_model, frontier, plain_answer
-from hamu.assess.curvature import Hessian
+from hamu.assess import REGIMES, assess_model, assessment, frontier, plain_answer
 from hamu.assess.gradients import AssessedModel, PartedGram, kept_parts, parted_gradient
 from hamu.assess.hardness import bootstrap
 
@@ -198,8 +197,13 @@ def test_without_enough_parts_there_is_no_interval():
 def test_the_graph_of_a_single_batch_is_made_once(batch_size, following, monkeypatch):
     """The count is of what was done: 3.3 records for a record's first product, 2.3 for others."""
     calls = []
-    product, score = Hessian.product, AssessedModel.score
-    monkeypatch.setattr(Hessian, "product", lambda *of: calls.append("product") or product(*of))
+    product_of, score = assessment.hessian_product, AssessedModel.score
+
+    def counted(*of):
+        product = product_of(*of)
+        return lambda v: calls.append("product") or product(v)
+
+    monkeypatch.setattr(assessment, "hessian_product", counted)
     monkeypatch.setattr(AssessedModel, "score", lambda *of: calls.append("score") or score(*of))
     found = assessed(batch_size=batch_size, conflicts=False, curvature_samples=12)
     products = calls.count("product")
@@ -314,9 +318,9 @@ NEXT_TO_NOTHING = "It will be very hard: this demand costs nothing, but it forge
         ([0.98], 0.5, 3, "It will be hard, and this demand has a price: it will "),
         ([0.98], 0.5, 3, "start with --constraint_mode relative --constraint 0.1, which is free"),
         ([0.5], 100.0, 4, "Do not start with this demand, which no step can meet"),
-        ([0.9995], 0.5, 4, "do not start: only 3.2% of what the gradients allow is free, and more"),
+        ([0.9995], 0.5, 4, "do not start: only 3.2% of what is possible is free"),
         ([0.9992], 0.02, 0, NEXT_TO_NOTHING),
-        ([1.0, 1.0], 0.5, 4, "do not start: no demand is free"),
+        ([1.0, 1.0], 0.5, 4, "do not start: only 0.0% of what is possible is free"),
     ],
 )
 def test_it_answers_how_hard_it_will_be_and_whether_to_start(

@@ -187,7 +187,7 @@ def test_an_assessment_reads_no_parameter_by_itself(reads):
         forget, _ = reads(parted_gradient, assessed, "forget", 3)
         _, products = reads(PartedGram.of, assessed, retain, forget)
         total = retain[0][0]
-        aligned = gradient_alignment, lambda: torch.zeros(1), assessed.parameters, total
+        aligned = gradient_alignment, lambda: torch.zeros(1), assessed.parameters, total, 1e-7
         counts.append((passes, products, reads(*aligned)[1]))
     assert counts[0] == counts[1]
     assert counts[0][1] == ["cpu"]

@@ -5,7 +5,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from hamu.assess.assessment import Assessment, assess_model, check_settings, plain_answer
+from hamu.assess.assessment import (
+    Assessment,
+    assess_model,
+    check_settings,
+    measure_hardness,
+    plain_answer,
+)
 from hamu.assess.curvature import Curvature, SecondOrder, second_order
 from hamu.assess.gradients import Conflicts
 from hamu.assess.hardness import (
@@ -17,7 +23,6 @@ from hamu.assess.hardness import (
     VariantIntervals,
     Verdict,
     frontier,
-    measure_hardness,
 )
 
 __all__ = ["REGIMES", "Assessment", "BlockHardness", "Conflicts", "Curvature", "Frontier"]

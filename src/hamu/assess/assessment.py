@@ -16,10 +16,10 @@ from hamu.assess import hardness as hard
 from hamu.assess.curvature import (
     LANCZOS,
     Curvature,
-    Hessian,
     SecondOrder,
     affordable_samples,
     at_least_float32,
+    hessian_product,
     lanczos,
     product_cost,
     second_order,
@@ -276,6 +276,24 @@ def assess_model(
     )
 
 
+def measure_hardness(
+    model: nn.Module,
+    retain: Dataset[Any],
+    forget: Dataset[Any],
+    *,
+    collate: Callable[[Any], Mapping[str, Tensor]],
+    batch_size: int = 500,
+) -> hard.Hardness:
+    """Measure the hardness alone: one pass over all data of each side, in evaluation mode.
+
+    Clips each side's mean gradient to a norm of 1; the thresholds are those of HAMU-Q at a demand
+    of half of the feasible limit. For arguments and errors see `assess_model`.
+    """
+    how: dict[str, Any] = {"collate": collate, "batch_size": batch_size, "conflicts": False}
+    how |= {"curvature_samples": 0, "bootstrap_memory": 0}
+    return assess_model(model, retain, forget, **how).hamu_q
+
+
 def _first_order(
     assessed: AssessedModel, parted: PartedGram, method: HamuQ | HamuU, max_norm: float | None
 ) -> dict[str, Any]:
@@ -314,13 +332,13 @@ def _second_order(
     size = min(assessed.batch_size, FULL_BATCH)
     batches = list(assessed.batches("retain", positions, size))
     count, done = sum(int(count_predictions(batch["labels"])) for batch in batches), 0
-    hessian = Hessian(
+    of_hessian = hessian_product(
         lambda batch: assessed.total(assessed.score(batch)) / count, batches, parameters
     )
 
     def product(vector: Tensor) -> Tensor:
         nonlocal done
-        found = hessian.product(vector)
+        found = of_hessian(vector)
         before, after = (product_cost(samples, size, done + n) for n in (0, 1))
         assessed.advance(after - before)
         done += 1

@@ -56,42 +56,36 @@ class Curvature:
         return 2.0 * error_ratio / self.size if self.size > 0 else math.inf
 
 
-class Hessian:
-    """H of the sum of some batches' losses, by a second backward pass through each batch.
+def hessian_product(
+    loss_of_batch: Callable[[Any], Tensor], batches: Sequence[Any], parameters: Sequence[Tensor]
+) -> Product:
+    """H·v of the sum of some batches' losses, by a second backward pass through each batch.
 
     `loss_of_batch` gives a batch's part of the loss. The graph of a single batch is kept from
-    product to product, which saves a third of each; freed with this object.
+    product to product, which saves a third of each. Products are in float32 at least, each batch's
+    in the model's precision.
     """
+    kept: Sequence[Tensor] | None = None
+    is_single = len(batches) == 1
+    how: dict[str, Any] = {"inputs": parameters, "materialize_grads": True}
 
-    def __init__(
-        self,
-        loss_of_batch: Callable[[Any], Tensor],
-        batches: Sequence[Any],
-        parameters: Sequence[Tensor],
-    ) -> None:
-        self.parameters = parameters
-        self._loss_of_batch, self._batches = loss_of_batch, batches
-        self._kept: Sequence[Tensor] | None = None
-
-    def product(self, vector: Tensor) -> Tensor:
-        """H·v of a flat vector, [P], in float32 at least; each batch's in the model's precision."""
-        parts = torch.split(vector, [p.numel() for p in self.parameters])
-        vectors = [v.view_as(p).to(p.dtype) for v, p in zip(parts, self.parameters, strict=True)]
-        total = [torch.zeros_like(p, dtype=at_least_float32(p)) for p in self.parameters]
-        is_single = len(self._batches) == 1
-        for batch in self._batches:
-            how: dict[str, Any] = {"inputs": self.parameters, "materialize_grads": True}
+    def product(vector: Tensor) -> Tensor:
+        nonlocal kept
+        parts = torch.split(vector, [p.numel() for p in parameters])
+        vectors = [v.view_as(p).to(p.dtype) for v, p in zip(parts, parameters, strict=True)]
+        total = [torch.zeros_like(p, dtype=at_least_float32(p)) for p in parameters]
+        for batch in batches:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-                grads = self._kept or torch.autograd.grad(
-                    self._loss_of_batch(batch), create_graph=True, **how
-                )
-            self._kept = grads if is_single else None
+                grads = kept or torch.autograd.grad(loss_of_batch(batch), create_graph=True, **how)
+            kept = grads if is_single else None
             inner = torch.stack([(g * v).sum() for g, v in zip(grads, vectors, strict=True)]).sum()
             if inner.requires_grad:  # a linear loss has no second derivative
                 found = torch.autograd.grad(inner, retain_graph=is_single, **how)
                 for known, grad in zip(total, found, strict=True):
                     known.add_(grad)
         return torch.cat([t.flatten() for t in total])
+
+    return product
 
 
 def at_least_float32(*tensors: Tensor) -> torch.dtype:
@@ -187,7 +181,7 @@ def second_order(
     def damped(v: Tensor) -> Tensor:
         return product(v) + damping * v
 
-    x_f, x_r = (conjugate_gradients(damped, g, steps=steps) for g in (forget, retain))
+    x_f, x_r = (conjugate_gradients(damped, g, steps) for g in (forget, retain))
     residual = max(x_f.relative_residual, x_r.relative_residual)
     # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
     small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, smallest))
@@ -232,18 +226,16 @@ class Solution(NamedTuple):
     negative: bool  # some pᵀAp ≤ 0
 
 
-def conjugate_gradients(
-    product: Product, g: Tensor, *, steps: int = 50, tolerance: float = 1e-2
-) -> Solution:
+def conjugate_gradients(product: Product, g: Tensor, steps: int) -> Solution:
     """Solve A·x = g for a positive definite A, given A·v (Hestenes and Stiefel 1952).
 
-    Stops after so many steps, or once ‖g - Ax‖ is the tolerance's share of ‖g‖.
+    Stops after so many steps, or once ‖g - Ax‖ is a hundredth of ‖g‖.
     """
     x, residual, p = torch.zeros_like(g), g.clone(), g.clone()
     square = g_square = g.dot(g)
     negative = False
     for _ in range(steps):
-        if square <= tolerance**2 * g_square:
+        if square <= 1e-2**2 * g_square:
             break
         a_p = product(p)
         p_a_p = p.dot(a_p)

@@ -250,16 +250,15 @@ def gradient_alignment(
     losses: Callable[[], Tensor],
     parameters: Sequence[Tensor],
     gradient: Sequence[Tensor],
-    precision: float | None = None,
+    eps: float,
 ) -> Tensor:
     """∇L(z)·g of every record z, by two forward passes with the weights moved ±ε along g.
 
-    `losses` computes [N] float64 at the current weights, which come back bit for bit; `precision`
-    is the machine epsilon of the passes, by default that of the parameters.
+    `losses` computes [N] float64 at the current weights, which come back bit for bit; `eps` is the
+    machine epsilon of the passes.
     """
     # the third root of eps would balance rounding against a third derivative of like size; a
     # trained network bends far more
-    eps = precision or max(torch.finfo(p.dtype).eps for p in parameters)
     epsilon = eps**0.5 / 64 * max(norm(parameters), eps) / norm(gradient)
     kept, moved = [p.clone() for p in parameters], []
     try:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import Tensor
 
-from hamu.assess.gradients import FEWEST_PARTS, AssessedModel, PartedGram, parted_gradient
+from hamu.assess.gradients import FEWEST_PARTS, PartedGram
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.methods.base import ConstraintStatus, regime_at
@@ -79,27 +77,6 @@ def constraint_status(gram: PairGram, method: HamuQ | HamuU) -> ConstraintStatus
     status = method.weigh(gram).constraint
     assert status is not None
     return status
-
-
-def measure_hardness(
-    model: nn.Module,
-    retain: Dataset[Any],
-    forget: Dataset[Any],
-    *,
-    collate: Callable[[Any], Mapping[str, Tensor]],
-    batch_size: int = 500,
-) -> Hardness:
-    """Measure the hardness alone: one pass over all data of each side, in evaluation mode.
-
-    Clips each side's mean gradient to a norm of 1; the thresholds are those of HAMU-Q at a demand
-    of half of the feasible limit. For arguments and errors see `assess_model`.
-    """
-    assessed = AssessedModel(model, retain, forget, collate, batch_size)
-    with assessed.untouched():
-        sides = [parted_gradient(assessed, side, parts=1) for side in ("retain", "forget")]
-        gram = PartedGram.of(assessed, *sides).gram()
-    method = HamuQ(0.5, constraint_mode="relative", stopping="off")
-    return Hardness.at(constraint_status(gram.scaled(*gram.clip_factors(1.0)), method))
 
 
 @dataclass(frozen=True)
@@ -300,8 +277,7 @@ def judge(
     smaller = f"--constraint_mode relative --constraint {suggested:g}, which is free"
     if share < NEXT_TO_NOTHING and (asked > free or not feasible):
         code, suggested = MUST_HURT, 0.0
-        only = f"only {share:.1%} of what the gradients allow is" if share else "no demand is"
-        answer = f"It will be very hard, do not start: {only} free, and more than that hurts"
+        answer = f"It will be very hard, do not start: only {share:.1%} of what is possible is free"
     elif asked > feasible * (1 + 1e-12):
         code, meets = MUST_HURT, "Do not start with this demand, which no step can meet"
         answer = f"{meets}: it will be {how} with {smaller}"

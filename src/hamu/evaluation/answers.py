@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from statistics import harmonic_mean
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ def rouge_l(answers: Sequence[str], references: Sequence[str], figure: str) -> T
     from rouge_score.rouge_scorer import RougeScorer
 
     latin = RougeScorer(["rougeL"], use_stemmer=True)
-    other = RougeScorer(["rougeL"], tokenizer=_UnicodeWords())
+    other = RougeScorer(["rougeL"], tokenizer=SimpleNamespace(tokenize=words_of))
 
     def scored(answer: str, reference: str) -> float:
         signs = [sign for sign in reference if sign.isalnum()]
@@ -151,12 +152,6 @@ def words_of(text: str) -> list[str]:
         is_wide = any(unicodedata.east_asian_width(sign) in "WF" for sign in word)
         parts += word if is_wide else [word]
     return parts
-
-
-class _UnicodeWords:
-    """Tokenizer for rouge-score."""
-
-    tokenize = staticmethod(words_of)
 
 
 PARAPHRASED, PERTURBED = "paraphrased_answer", "perturbed_answer"
