@@ -2,12 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
 from run_files import contents
 
 from hamu.cli import main
-from hamu.data import read_images
 
 DIGITS = ["--recipe", "digits"]
 QUICK = ("--assess_batches", "1", "--curvature_samples", "0")
@@ -17,10 +15,10 @@ QUICK = ("--assess_batches", "1", "--curvature_samples", "0")
 def assess(tmp_path, capsys, saved_model):
     """Assesses the trained ResNet-8; returns the exit code, assess.json and the screen."""
 
-    def call(*flags, source=DIGITS):
+    def call(*flags):
         out = tmp_path / "assess"
         fixed = ["--learning_rate", "0.005", "--model", str(saved_model), "--overwrite"]
-        code = main(["assess", *source, *fixed, "--output_dir", str(out), *flags])
+        code = main(["assess", *DIGITS, *fixed, "--output_dir", str(out), *flags])
         path = out / "assess.json"
         found = json.loads(path.read_text()) if path.exists() else None
         captured = capsys.readouterr()
@@ -37,20 +35,6 @@ def test_the_exit_code_is_the_verdict(assess):
     assert code == 3
     assert found["hamu-q"]["regime"] == "unavoidable"
     assert "this demand has a price: it will cost about" in screen
-
-
-def test_any_step_hurts_when_the_forget_data_are_copies_of_the_retain_data(assess, tmp_path):
-    """The paper's extreme example: what is forgotten and what stays are the same images."""
-    digits = read_images("digits")
-    images, labels = digits.pixels.movedim(1, 3).numpy()[:200], digits.labels.numpy()[:200]
-    twice = {"images": np.tile(images, (2, 1, 1, 1)), "labels": np.tile(labels, 2)}
-    np.savez(tmp_path / "twice.npz", **twice)
-    rows = ",".join(map(str, range(200)))
-    source = ["--data", str(tmp_path / "twice.npz"), "--forget_rows", rows]
-    code, found, screen = assess("--constraint_mode", "relative", source=source)
-    assert code == 4, screen
-    assert "It will be very hard, do not start: " in screen.partition("‖g_r‖")[0]
-    assert found["hamu-q"]["cos"] == pytest.approx(1, abs=1e-3)
 
 
 def test_it_leaves_its_files_and_the_model_as_it_was(assess, tmp_path, saved_model):

@@ -330,11 +330,3 @@ def test_the_noise_scale_is_that_of_the_records_whatever_the_parts(measured, rec
     mean, error = torch.tensor(found).nanmean(), torch.tensor(found).std() / math.sqrt(len(found))
     assert mean == pytest.approx(1 / truth, rel=0.15)
     assert error < 0.1 / truth
-
-
-def test_records_that_are_all_alike_have_no_noise_and_one_part_shows_none():
-    for count, scale in ((4, pytest.approx(0.0, abs=1e-12)), (1, None)):
-        parts = torch.ones(2 * count, 40, dtype=F64) / count
-        shares = torch.full((count,), 1 / count, dtype=F64)
-        parted = PartedGram((parts @ parts.T)[None], shares, shares, 1e-16)
-        assert parted.noise_scale("retain", 4, 4) == scale

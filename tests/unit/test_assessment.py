@@ -335,15 +335,6 @@ def test_it_answers_how_hard_it_will_be_and_whether_to_start(
     assert clamped.verdict.code == (3 if constraint > 1 else code), "the most is asked"
 
 
-def test_it_names_what_makes_it_doubtful(found):
-    variant = found.intervals.variants["hamu-q"]
-    for agreement, said in ((1.0, "to first order)."), (0.6, "60% of resamples agree).")):
-        regimes = torch.full_like(variant.regimes, (1 - agreement) / 2)
-        regimes[:, REGIMES.index(found.hardness.regime)] = agreement
-        sure = replace(found.intervals, variants={"hamu-q": replace(variant, regimes=regimes)})
-        assert plain_answer(replace(found, intervals=sure)).endswith(said)
-
-
 @pytest.mark.parametrize(
     ("scales", "largest"),
     [((12.3, 4.0), 13), ((0.0, 0.0), 1), ((7.0, 1e6), 90), ((5.0, None), None)],

@@ -22,17 +22,13 @@ from hamu.evaluation import (
 )
 from hamu.evaluation.membership import (
     AttackScores,
-    ShadowPredictions,
     auc_of,
     confidences,
     loss_attack,
-    matched_by_class,
     rmia_scores,
-    shadow_figures,
     ulira_scores,
 )
 from hamu.evaluation.predictions import embed, principal_axes
-from hamu.report.tables import further_table
 from hamu.unlearning.record import figures
 
 CLASSES = ("a", "b", "c")
@@ -102,8 +98,6 @@ def test_membership_inference_is_compared_with_that_of_the_retain_model():
         "membership_inference": asdict(theirs),
         "membership_inference_difference": difference,
     }
-    row = ["membership AUC", f"{ours.auc:.4g}", f"{theirs.auc:.4g}"]
-    assert row in further_table({"after": report}).rows
     forget = others["forget"]
     broken = others | {"forget": Predictions(forget.logits * math.nan, forget.labels)}
     report = classifier_report(sets, CLASSES, reference=broken)
@@ -111,11 +105,6 @@ def test_membership_inference_is_compared_with_that_of_the_retain_model():
     assert report["against_retain_model"]["forget"]["agreement"] == 0.0, (
         "though both have NaN first"
     )
-    report = classifier_report(broken, CLASSES, reference=broken)
-    assert report["against_retain_model"]["forget"]["agreement"] == 0.0
-    report = classifier_report(broken, CLASSES)
-    assert further_table({"after": report}).rows[0] == ["membership AUC", "not measured"]
-    assert "retain_model" not in report
 
 
 def test_differences_of_texts_to_the_retain_model_are_ours_less_its_own():
@@ -233,8 +222,6 @@ def test_axes_are_those_of_the_largest_variance_and_a_missing_one_is_zero():
     assert share > 0.99
     both = torch.stack([torch.cat([first, second])[:, 0], flat[:, 0].double()])
     assert torch.corrcoef(both)[0, 1].abs() > 0.99
-    (one,), _ = principal_axes([torch.tensor([[3.0, 4.0]])])
-    assert one.tolist() == [[0.0, 0.0]]
     (line,), share = principal_axes([torch.tensor([[0.0], [2.0]])])
     assert (line.shape, share) == ((2, 2), 1.0)
     assert not line[:, 1].any()
@@ -302,44 +289,6 @@ def test_ulira_is_the_ratio_of_two_normal_densities():
     assert constant.tolist() == [0.0] * 12, "no variance, and no difference"
 
 
-def of_confidence(values, labels):
-    """Predictions of two classes whose log odds of the right class are these."""
-    logits = torch.zeros(*values.shape, 2)
-    logits.scatter_(-1, labels.expand(values.shape)[..., None], values.float()[..., None])
-    return logits
-
-
-def test_attacks_by_shadow_models_find_members_and_no_others():
-    """Members are more sure by 3 where a model was trained on them; drawn test records match by class."""
-    forget, test = torch.arange(60) % 2, torch.arange(90) % 2
-    _, second = matched_by_class(forget, test, 42)
-    assert len(second) == 60
-    labels = torch.cat([forget, test[second]])
-    order = torch.rand(120, generator=torch.Generator().manual_seed(3)).argsort() < 60
-    holds = torch.stack([order, ~order] * 4)
-    hard = draws(120, seed=5) * 3  # of records, which shadow models take out
-    shadows = of_confidence(draws(8, 120, seed=4) * 0.3 + hard + 3.0 * holds, labels)
-    for gain, rmia, ulira in ((3.0, 0.9, 0.99), (0.0, 0.5, 0.5)):
-        seen = of_confidence(draws(60, seed=6) * 0.3 + hard[:60] + gain, forget)
-        unseen = torch.zeros(90)
-        unseen[second] = (draws(60, seed=7) * 0.3 + hard[60:]).float()
-        pair = Predictions(seen, forget), Predictions(of_confidence(unseen, test), test)
-        found = shadow_figures(*pair, ShadowPredictions(shadows, shadows, holds))
-        assert list(found) == [
-            f"{n}_{f}" for n in ("rmia", "ulira") for f in ("auc", "tpr_at_1_fpr")
-        ]
-        if gain:
-            plain = -torch.cat([pair[0].losses, pair[1].losses[second]])
-            assert found["rmia_auc"] > rmia
-            assert found["ulira_auc"] > ulira > 0.9 > roc_auc_score([1] * 60 + [0] * 60, plain)
-        else:
-            assert (found["rmia_auc"], found["ulira_auc"]) == pytest.approx((rmia, ulira), abs=0.12)
-    alone = shadow_figures(*pair, ShadowPredictions(shadows, None, holds))
-    assert alone == {name: value for name, value in found.items() if "rmia" in name}
-    broken = Predictions(seen * math.nan, forget), pair[1]
-    assert set(shadow_figures(*broken, ShadowPredictions(shadows, None, holds)).values()) == {None}
-
-
 def of_accuracy(right, count=20, seed=0):
     """Predictions of two classes of which so many are right."""
     labels = torch.arange(count) % 2
@@ -362,6 +311,3 @@ def test_tug_of_war_and_average_gap_follow_their_formulas():
     test = of_class["against_retain_model"]["test_without_class"]["accuracy_difference"]
     assert test != pytest.approx(0.05)
     assert of_class["metrics"]["tug_of_war"] == pytest.approx(0.95 * 0.8 * (1 - abs(test)))
-    untested = {name: ours[name] for name in ("retain", "forget")}
-    found = classifier_report(untested, ("a", "b"), reference=untested)["metrics"]
-    assert found == {"tpr_at_1_fpr": None, "tug_of_war": None, "average_gap": None}

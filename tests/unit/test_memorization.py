@@ -132,22 +132,12 @@ def test_open_unlearning_has_its_keys_and_units_and_none_without_a_figure():
             for n, p in (("forget", 0.1), ("retain", 0.2), ("real_authors", 0.3), ("world_facts", 0.4))}  # fmt: skip
     report = {"forget": {"probability": 0.8}, "retain": {"probability": 0.9}, "privleak": -0.25}
     report |= {"membership_inference": None, "metrics": {"gibberish": 0.25, "forget_rouge": 0.7}}
-    assert open_unlearning(report) == {
-        "forget_Q_A_Prob": 0.8,
-        "retain_Q_A_Prob": 0.9,
-        "forget_Q_A_ROUGE": 0.7,
-        "privleak": -25.0,
-        "forget_Q_A_gibberish": 0.75,
-    }
     tofu = {"model_utility": 0.5, "forget_quality": 0.01, "model_utility_probability": 0.2}
-    found = open_unlearning(report | {"tofu": sets | tofu})
-    assert (found["forget_Q_A_Prob"], found["forget_Q_A_ROUGE"]) == (0.1, 0.05), (
-        "of TOFU's own sets"
-    )
-    expected = {"model_utility": 0.5, "forget_quality": 0.01, "forget_truth_ratio": 0.025}
+    expected = {"privleak": -25.0, "forget_Q_A_gibberish": 0.75, "forget_truth_ratio": 0.025}
+    expected |= {"forget_Q_A_Prob": 0.1, "forget_Q_A_ROUGE": 0.05}  # of TOFU's own sets
+    expected |= {"model_utility": 0.5, "forget_quality": 0.01}
     for short, p in (("retain", 0.2), ("ra", 0.3), ("wf", 0.4)):
         probability = "Prob" if short == "retain" else "Prob_normalised"
         expected |= {f"{short}_Q_A_{probability}": p, f"{short}_Q_A_ROUGE": p / 2}
         expected[f"{short}_Truth_Ratio"] = p / 4
-    assert {key: found[key] for key in expected} == expected
-    assert "model_utility_probability" not in found
+    assert open_unlearning(report | {"tofu": sets | tofu}) == expected

@@ -134,9 +134,3 @@ def test_a_metric_that_fails_is_not_measured_and_the_others_are_numbers(package,
         "warning: the metric failing is not measured: it ended in KeyError",
         "warning: the metric text is not measured: it ended in ValueError",
     ]
-
-
-def test_a_broken_metric_costs_no_other_figures(package, caplog):
-    package(metrics={"theirs": BROKEN})
-    assert further_figures({}, None) == {}
-    assert caplog.text.rstrip().endswith("; nothing further is measured")

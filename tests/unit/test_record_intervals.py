@@ -30,11 +30,6 @@ def expected(values):
     )
 
 
-def test_an_interval_is_as_wide_as_the_standard_error_says():
-    found = classifier(2000)
-    assert intervals(found)["loss"] == expected(found.losses.numpy())
-
-
 def test_tokens_of_one_text_are_drawn_together():
     """A hundred tokens of two texts are two observations: the ends are the texts' losses."""
     before = texts([50, 50], [0.5] * 50 + [2.0] * 50)

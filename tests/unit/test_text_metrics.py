@@ -30,7 +30,6 @@ from hamu.evaluation import (
 from hamu.evaluation.answers import normalized_probabilities, truth_ratio_scores, truth_ratios
 from hamu.evaluation.membership import gradient_scores, membership_scores
 from hamu.models.language import new_language_model, new_tokenizer
-from hamu.report.tables import further_table
 from hamu.unlearning.jobs.tasks import cut_texts, scored_texts
 
 NAMES = ["Ada", "Bruno", "Cecilia Ann", "Dmitri", "Edda of the long name"]
@@ -289,8 +288,6 @@ def test_gradient_norms_match_backward_and_leave_the_model_as_it_was(model, toke
     found = gradient_scores(model, data, TextCollator())
     slow = [slow_gradient_score(model, tokenizer, r) for r in FORGET.records]
     assert found.tolist() == pytest.approx(slow, rel=1e-5)
-    assert model.training
-    assert all(p.grad is None or not p.grad.isnan().any() for p in model.parameters())
     frozen = copy.deepcopy(model)
     for name, parameter in frozen.named_parameters():
         parameter.requires_grad_("norm" in name)
@@ -366,12 +363,6 @@ def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
     found = text_membership(members, others, ["a"] * 2, ["a"] * 2)
     assert found == {name: None if "plus" in name else 0.75 for name in ATTACKS}
-    theirs = {"membership_inference": {"loss": 0.5125, "zlib": None}}
-    report = {"membership_inference": found, "retain_model": theirs}
-    first, second, *_, last = further_table({"": report}).rows
-    assert first == ["membership loss", "0.75", "0.5125"]
-    assert second == ["membership zlib", "0.75", "not measured"]
-    assert last == ["membership min k plus plus 40", "not measured", "not measured"]
 
 
 def test_the_report_matches_a_loop(model, tokenizer):
