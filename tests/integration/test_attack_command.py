@@ -8,7 +8,6 @@ import yaml
 from run_files import contents, read, write_rows
 
 from hamu.data import read_text
-from hamu.report.page import verdict
 from hamu.report.run import read_run
 from hamu.unlearning.record.inputs import weights_digest
 
@@ -57,8 +56,6 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
 
 
 def test_the_report_follows_the_attack(cli, finished):
-    untested = verdict(read_run(finished / "run")).headline
-    assert "not forget" in untested or "hardly" in untested or "was not tested" in untested
     assert cli("report", "run", "--no_models", "--output", "before.html")[0] == 0
     page = (finished / "before.html").read_text()
     assert "Does it last?" in page
@@ -80,20 +77,6 @@ def test_evaluate_attacks_too_where_requested(cli, finished):
     assert code == 0, err
     assert "relearn-few" in out
     assert {"attack.json", "attack.png", "evaluation.json"} <= set(names_in(finished / "out"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--unrelated_data", "x.jsonl"), "unrelated_data x.jsonl has no effect"),
-        (("--original_model", "nowhere"), "nowhere"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_written(cli, finished, flags, message):
-    code, _, err = attacked(cli, *flags, "--output_dir", "out")
-    assert code == 2
-    assert message in err
-    assert not (finished / "out").exists()
 
 
 def test_texts_are_attacked_and_miniature_is_not_unrelated_to_itself(

@@ -145,6 +145,7 @@ evaluate IMAGE --metrics rmia --test_data a.npz --model of-unlearn/model => of-u
 evaluate TEXT --metrics rmia => of records it may be mia_gradnorm, verbmem; all others need no name
 evaluate TEXT --metrics verbmem --generate 0 => give a --generate above 0
 evaluate TEXT --metrics mia_gradnorm => give --test_data
+attack IMAGE --unrelated_data x.jsonl => unrelated_data x.jsonl has no effect
 evaluate TEXT --format csv => format 'csv' is unknown; it may be open-unlearning
 """))  # fmt: skip
 def test_a_command_line(refused, line, message):

@@ -35,17 +35,6 @@ def test_extraction_strength_counts_the_right_tokens_at_the_end():
     assert exact_memorization(found).tolist() == [1.0, 0.75, 0.75, 0.75, 1.0, 0.0]
 
 
-def rouge_l_f1(answers, references):
-    return rouge_l(answers, references, "fmeasure")
-
-
-def test_f1_is_that_of_the_longest_common_subsequence():
-    answers = ["ness orla port", "Port by the sea, Ness", "", "ness", ""]
-    references = ["ness by port", "by tall birds", "ness", "ness", ""]
-    expected = [2 * 2 / (3 + 3), 2 * 1 / (5 + 3), 0.0, 1.0, 1.0]
-    assert rouge_l_f1(answers, references).tolist() == pytest.approx(expected)
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return new_tokenizer(TEXTS, vocabulary=330)
@@ -57,7 +46,7 @@ def test_knowmem_takes_the_first_32_tokens_of_an_answer(tokenizer):
     cut = tokenizer.decode(ids[:32])
     assert len(ids) > 32
     found = knowmem([answer, "Ness", ""], [TEXTS[0], "Ness", "Ness"], tokenizer).tolist()
-    assert found == [rouge_l_f1([cut], [TEXTS[0]]).item(), 1.0, 0.0]
+    assert found == [rouge_l([cut], [TEXTS[0]], "fmeasure").item(), 1.0, 0.0]
 
 
 def test_verbmem_continues_half_of_a_text_and_all_of_a_longer_prompt(tokenizer):
@@ -84,7 +73,7 @@ def test_verbmem_continues_half_of_a_text_and_all_of_a_longer_prompt(tokenizer):
             with torch.no_grad():
                 said.append(int(model(input_ids=torch.tensor([said])).logits[0, -1].argmax()))
         spoken = [tokenizer.decode(one[begin:], skip_special_tokens=True) for one in (said, ids)]
-        slow.append(rouge_l_f1([spoken[0]], [spoken[1]]).item())
+        slow.append(rouge_l([spoken[0]], [spoken[1]], "fmeasure").item())
     assert lengths[0] > 0 == lengths[3]
     found = verbmem(model, tokenizer, encoded, batch_size=2)
     assert found.tolist() == pytest.approx(slow)
