@@ -420,21 +420,13 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
     assert report["model_utility_probability"] == pytest.approx(nine[0], **CLOSE)
 
 
-def test_the_tofu_report_has_no_figure_that_it_cannot_know_and_generates_as_many_as_asked(
-    model, tokenizer
-):
+def test_the_tofu_report_has_no_figure_that_it_cannot_know(model, tokenizer):
     alone = tofu_report(model, tokenizer, TofuSets(forget=FORGET), generate=False)
     assert (alone["forget"]["rouge"], alone["forget"]["generated"]) == (None, 0)
     assert alone["model_utility"] is alone["model_utility_probability"] is None
     silent = tofu_report(model, tokenizer, TofuSets(FORGET, RETAIN, AUTHORS, FACTS), generate=False)
     assert silent["model_utility"] is None
     assert silent["model_utility_probability"] == silent["retain"]["probability"]
-    some = tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=2, max_new_tokens=20)
-    drawn = torch.randperm(5, generator=torch.Generator().manual_seed(42))[:2].tolist()
-    records = FORGET.select(drawn).records
-    answers = [slow_answer(model, tokenizer, r, 20) for r in records]
-    rouge = mean(rouge_l_recall(answers, [r.answer for r in records]).tolist())
-    assert some["forget"] == alone["forget"] | {"generated": 2, "rouge": pytest.approx(rouge)}
 
 
 def test_the_tofu_report_names_records_that_lack_an_answer(model, tokenizer):

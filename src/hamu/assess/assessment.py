@@ -304,11 +304,10 @@ def _first_order(
     variants = hard.variants_of(method)
     statuses = {name: hard.constraint_status(gram, one) for name, one in variants.items()}
     retain_norm, forget_norm = raw.retain_sq.sum().sqrt(), raw.forget_sq.sum().sqrt()
-    radius = hard.constraint_status(gram, method).radius
     return {
         "gradient_norms": (retain_norm.item(), forget_norm.item()),
         "clip": (clip[0].item(), clip[1].item()),
-        "step_length": (radius.square().sum().sqrt() / retain_norm).item(),
+        "step_length": (statuses[method.name].radius.square().sum().sqrt() / retain_norm).item(),
         "hamu_q": hard.Hardness.at(statuses[HamuQ.name]),
         "hamu_u": hard.Hardness.at(statuses[HamuU.name]),
         "intervals": hard.bootstrap(parted, method, max_norm, seed=assessed.seed),

@@ -79,10 +79,9 @@ def hessian_product(
                 grads = kept or torch.autograd.grad(loss_of_batch(batch), create_graph=True, **how)
             kept = grads if is_single else None
             inner = torch.stack([(g * v).sum() for g, v in zip(grads, vectors, strict=True)]).sum()
-            if inner.requires_grad:  # a linear loss has no second derivative
-                found = torch.autograd.grad(inner, retain_graph=is_single, **how)
-                for known, grad in zip(total, found, strict=True):
-                    known.add_(grad)
+            found = torch.autograd.grad(inner, retain_graph=is_single, **how)
+            for known, grad in zip(total, found, strict=True):
+                known.add_(grad)
         return torch.cat([t.flatten() for t in total])
 
     return product

@@ -100,7 +100,7 @@ class AttackSettings:
                 raise HamuError(f"{name} {value} must be at least {least}")
 
     def names(self, kind: Kind) -> tuple[str, ...]:
-        """The attacks to run on such records; an error if one is not for them."""
+        """The attacks to run on such records; an error if one is not for them, or cannot be run."""
         given = tuple(dict.fromkeys(one.strip() for one in self.attacks.split(",") if one.strip()))
         for name in given:
             if name not in _ATTACKS[kind]:
