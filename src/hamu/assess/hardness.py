@@ -277,7 +277,8 @@ def judge(
     smaller = f"--constraint_mode relative --constraint {suggested:g}, which is free"
     if share < NEXT_TO_NOTHING and (asked > free or not feasible):
         code, suggested = MUST_HURT, 0.0
-        answer = f"It will be very hard, do not start: only {share:.1%} of what is possible is free"
+        free_share = f"only {share:.1%} of what is possible" if share else "no demand"
+        answer = f"It will be very hard, do not start: {free_share} is free"
     elif asked > feasible * (1 + 1e-12):
         code, meets = MUST_HURT, "Do not start with this demand, which no step can meet"
         answer = f"{meets}: it will be {how} with {smaller}"

@@ -238,8 +238,13 @@ def build_metrics() -> dict[str, Metric]:
 
 def further_figures(predictions: BySet, reference: BySet | None) -> dict[str, float | None]:
     """Figures of these metrics by name; None and a warning for one that fails."""
+    try:
+        metrics = build_metrics()
+    except HamuError as error:  # a run refuses it at its start; reading a finished one may not
+        _logger.warning("warning: %s; nothing further is measured", error)
+        return {}
     found: dict[str, float | None] = {}
-    for name, metric in build_metrics().items():
+    for name, metric in metrics.items():
         found[name] = None
         try:
             value = metric.measure(predictions, reference)
