@@ -28,7 +28,7 @@ from hamu.evaluation.attacks import QUANTIZE, RELEARN_RETAIN, RETRAINED, UNLEARN
 from hamu.report import pictures
 from hamu.report.charts import step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict
-from hamu.report.pictures import STYLES, Look, draw_trajectories, looks_of
+from hamu.report.pictures import STYLES, draw_trajectories, looks_of
 from hamu.report.run import read_run, run_folders, told_apart
 from hamu.report.tables import ReportTables, further_table, report_table
 
@@ -132,19 +132,11 @@ def test_a_run_under_way_has_a_report(tmp_path):
     place = write_run(tmp_path / "run", finished=False)
     with open(place / "steps.jsonl", "a") as log:
         log.write('{"step": 21, "forget_lo')  # as it is while it is written
-    odd = {"step": 4, "eval_forget_gain": None, "eval_retain_gain": 0.1}
-    entries = [{"step": s, "eval_forget_gain": s / 9, "eval_retain_gain": 0.0} for s in (0, 9)]
-    for step, history in ((9, [odd, *entries]), (5, [])):
-        state = place / f"checkpoint-{step}/trainer_state.json"
-        state.parent.mkdir()
-        state.write_text(json.dumps({"log_history": history}))
     run = replace(read_run(place), unobserved="the model after is not there")
     assert verdict(run).headline == "Not finished: step 20 so far"
-    assert run.entries == entries
     words = words_of(run)
     assert "of steps.jsonl, 1 line is damaged and skipped" in words
     assert "the model after is not there" in words
-    assert "the forget loss had changed by +1 (on the set's records)" in words
 
 
 BY_LOSSES = f"By its losses it forgot, {BETTER}; whether it lasts"
@@ -251,12 +243,6 @@ def test_a_class_has_one_number_on_a_page(tmp_path):
     assert bars["data"][0]["y"] == ["class 1", "class 3"]
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"runs": 3}, {"runs": [{"model": 1}, 2]}])
-def test_another_programs_comparison_beside_a_run_is_not_read(tmp_path, content):
-    (tmp_path / "comparison.json").write_text(json.dumps(content))
-    assert read_run(write_run(tmp_path / "run")).failed == ""
-
-
 def test_runs_are_compared_with_the_first_whose_inputs_are_known(tmp_path):
     runs = [read_run(write_run(tmp_path / name)) for name in "abc"]
     digests = [{}, {"data": {"sha256": "1"}}, {"data": {"sha256": "2"}}]
@@ -323,7 +309,6 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
     last_line, best_line, ring = chart.figure.data
     assert (ring.x[0], ring.y[0]) == pytest.approx((0.5 / 9, 0.5))
     assert last_line.y[-1] == best_line.y[-1] == 1.0, "all of the trajectory is drawn"
-    assert "best: (0, 0) to (0.1111, 1); " in words_of(last, best), "for those who see no chart"
     assert "The model saved is that after 10 of 19 steps" in words_of(best)
     assert "The model saved" not in words_of(last)
 
@@ -338,14 +323,11 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
     assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in report_page(runs[:2])
 
 
-def test_no_two_runs_look_alike_and_methods_keep_their_colors():
-    ours = list(STYLES)
-    colors = [Look(STYLES[name][0]) for name in ours]
-    alone = looks_of(["a-plugin", *ours[2:]])
-    assert alone[0] in colors[:2], "a colour that is left"
-    assert alone[1:] == looks_of([*ours[:2], *ours])[4:] == colors[2:]
-    for methods in (["hamu-q"] * 100, [*ours, "one", "two"] * 9, ["unknown"] * 50):
-        assert len(set(looks_of(methods))) == len(methods)
+def test_runs_have_their_methods_colors_and_no_two_look_alike():
+    colors = [color for color, _ in STYLES.values()]
+    found = looks_of(["a-plugin", *STYLES, *STYLES, *["hamu-q"] * 9])
+    assert [look.color for look in found[1 : len(colors) + 1]] == colors
+    assert len({*found}) == len(found)
 
 
 def test_the_picture_names_cut_ends_and_rings_the_model_saved():
@@ -391,22 +373,16 @@ def test_the_picture_of_frontiers_marks_a_demand_that_can_be_met(
         assert [text for text in labels if text.startswith("the")] == marked
 
 
-def test_a_comparison_stands_for_its_own_runs_and_names_the_failed(tmp_path):
-    for name in ("earlier", "finished"):
-        (write_run(tmp_path / name) / "record.json").write_text("{}")
+def test_a_comparison_stands_for_its_runs_and_names_the_failed(tmp_path):
+    write_run(tmp_path / "finished")
     for name in ("broken", "under-way"):
         write_run(tmp_path / name, finished=False)
-    (tmp_path / "comparison.json").write_text("{}")
-    assert len(run_folders(tmp_path)) == 4
-    failed = {"method": "ga", "failed": "unlearning diverged"}
-    rows = [{"run": "finished", "method": "hamu-q", "failed": ""}]
-    rows += [{"run": name, **failed} for name in ("broken", "never-begun")]
+    rows = [{"run": "finished", "failed": ""}, {"run": "broken", "failed": "it diverged"}]
     (tmp_path / "comparison.json").write_text(json.dumps({"runs": rows}))
     runs = {place.name: read_run(place) for place in run_folders(tmp_path)}
-    assert list(runs) == ["broken", "finished", "never-begun", "under-way"], "not the earlier one"
+    assert list(runs) == ["broken", "finished", "under-way"]
     assert verdict(runs["broken"]).headline == "It failed after step 20"
-    assert runs["never-begun"].method == "ga"
-    assert words_of(*runs.values()).count("unlearning diverged") == 2
+    assert words_of(*runs.values()).count("it diverged") == 1
 
 
 def test_a_model_may_have_more_outputs_than_the_data_have_classes(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from hamu.evaluation.predictions import principal_axes, probabilities
 from hamu.report.pictures import COLOR_OF_MODEL, Look, limits_of
 from hamu.report.run import ROLES, SIDES, ImageObservations, Observations, Run, TextObservations
 from hamu.report.tables import attack_figure
-from hamu.unlearning.goals import ALL_DONE, record_losses
+from hamu.unlearning.goals import record_losses
 
 FORGET, RETAIN, TEST, GREY = "#D55E00", "#0072B2", "#009E73", "#7F7F7F"
 COLORS = {"forget": FORGET, "retain": RETAIN, "test": TEST, "before": GREY, "after": FORGET}
@@ -50,22 +50,6 @@ class Chart:
     figure: go.Figure
     word: str = ""
     wide: bool = False
-
-    @property
-    def content(self) -> Iterator[str]:
-        """Figures of each series, in words."""
-        for one in self.figure.data:
-            if isinstance(one, go.Heatmap):
-                cells = pd.DataFrame(one.z, one.y, one.x, dtype=float).stack()
-                yield f"highest {cells.max():.3g} at {html.unescape(', '.join(cells.idxmax()))}"
-                yield f"lowest {cells.min():.3g} at {html.unescape(', '.join(cells.idxmin()))}"
-            elif isinstance(one, go.Bar):
-                known = [f"{y} {x:.1%}" for y, x in zip(one.y, one.x, strict=True) if x is not None]
-                yield html.unescape(f"{one.name}: {', '.join(known)}")
-            elif isinstance(one, go.Scatter) and one.y and "lines" in one.mode:
-                first, last = (f"({one.x[n]:,.4g}, {one.y[n]:.3g})" for n in (0, -1))
-                span = f"lowest {min(one.y):.3g}, highest {max(one.y):.3g}"
-                yield f"{html.unescape(one.name)}: {first} to {last}; {span}"
 
 
 def _series(name: str, xy: Any, color: str, mode: str = "lines", **trace: Any) -> go.Scatter:
@@ -147,17 +131,20 @@ def trajectories(runs: Sequence[Run], looks: Sequence[Look]) -> list[Chart]:
     limits, lines, rings = limits_of([run.points for run, _ in drawn]), [], []
     for run, look in drawn:
         hints = ["start", *(f"step {one['step']:,}" for one in drawn_entries(run.entries))]
-        end = run.gains or run.points[-1]
         name = run.name if len(runs) > 1 else run.method
         style = {"width": 3 if run.method.startswith("hamu") else 2, "dash": look.dash or "solid"}
         points = np.array(run.points).T
         lines.append(
             _series(name, points, look.color, "lines+markers", hovertext=hints, line=style)
         )
-        if run.earlier_state:
+        if run.gains and run.earlier_state:
             marker = {"symbol": "circle-open", "size": 16, "color": look.color}
             ring = {"marker": marker, "mode": "markers", "showlegend": False}
-            rings.append(go.Scatter(x=[end.retain], y=[end.forget], name=f"{name}, saved", **ring))
+            rings.append(
+                go.Scatter(
+                    x=[run.gains.retain], y=[run.gains.forget], name=f"{name}, saved", **ring
+                )
+            )
     x, y = "retain utility gained, -ΔL_r", "forget quality gained, ΔL_f"
     layout = {"xaxis_range": limits[0], "yaxis_range": limits[1], "showlegend": len(lines) > 1}
     figure = _plane([*lines, *rings], x, y, -1, **layout)
@@ -178,12 +165,12 @@ def step_charts(run: Run) -> list[Chart]:
         elif key in run.steps:
             own = [_logged(run, key, f"{side} objective, batches", color)]
             title, word = f"Objective of the method: {side}", run.objective(side) or "unknown here"
-            charts.append(Chart("objective", title, _over_steps(own, "objective", run), word))
-    charts = [Chart("losses", "Losses", _over_steps(losses, "loss, nats", run)), *charts]
+            charts.append(Chart("objective", title, _over_steps(own, "objective"), word))
+    charts = [Chart("losses", "Losses", _over_steps(losses, "loss, nats")), *charts]
     for key, (title, unit, columns) in _OF_STEPS.items():
         styles = zip(columns, (RETAIN, TEST, FORGET), strict=False)
         lines = [_logged(run, c, _LABELS[c], color) for c, color in styles if c in run.steps]
-        charts += [Chart(key, title, _over_steps(lines, unit, run))] * bool(lines)
+        charts += [Chart(key, title, _over_steps(lines, unit))] * bool(lines)
     return charts + [chart for side in SIDES for chart in _promise(run, side)]
 
 
@@ -205,19 +192,12 @@ def _logged(run: Run, column: str, name: str, color: str) -> go.Scatter:
     return _series(name, (run.steps["step"], run.steps[column]), color)
 
 
-def _over_steps(lines: Sequence[go.Scatter], unit: str, run: Run) -> go.Figure:
-    """Series over the steps, with the stop of a run that was stopped.
-
-    Positive values that spread far get a logarithmic scale.
-    """
+def _over_steps(lines: Sequence[go.Scatter], unit: str) -> go.Figure:
+    """Series over the steps; positive values that spread far get a logarithmic scale."""
     values = [v for line in lines for v in line.y]
     is_log = bool(values) and min(values) > 0 and max(values) > 50 * max(np.median(values), 1e-12)
     scale, unit = ("log", f"{unit} (log)") if is_log else ("linear", unit)
-    figure = _plane(lines, "step", unit, yaxis_type=scale)
-    # evaluation.json of a run may name no stop reason
-    if run.ended_kind not in (None, ALL_DONE.kind, "other"):
-        figure.add_vline(run.last_step, line={"dash": "dash", "width": 1}, annotation_text="stop")
-    return figure
+    return _plane(lines, "step", unit, yaxis_type=scale)
 
 
 def layer_charts(layers: Mapping[str, pd.DataFrame]) -> list[Chart]:

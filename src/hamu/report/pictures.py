@@ -22,17 +22,14 @@ from hamu.evaluation import attacks
 from hamu.evaluation.gains import Gains
 from hamu.report.tables import attack_figure, strengths
 
-# Colour and marker of each method, in the order of the table: Okabe and Ito's colours, distinct in
-# print and for colour-blind readers, then further ones; beyond these both return.
+# Of each method, in the order of the table: Okabe and Ito's colours, distinct in print and for
+# colour-blind readers, then further ones; beyond these both return.
 _COLORS = (
     *("#D55E00", "#0072B2", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"),
     *("#8C6D31", "#882255", "#332288", "#999933", "#44AA99", "#AA4499", "#117733", "#DDAA33"),
     *("#6699CC", "#AA4466", "#66CCEE", "#BB5566", "#004488", "#CC6677"),
 )
 _MARKERS = "os^vDPX<>dph*8H"
-STYLES: dict[str, tuple[str, str]] = dict(
-    zip(TABLE, zip(cycle(_COLORS), cycle(_MARKERS), strict=False), strict=False)
-)
 COLOR_OF_MODEL = {
     attacks.UNLEARNED: "#D55E00",
     attacks.ORIGINAL: "#7F7F7F",
@@ -50,28 +47,24 @@ class Look(NamedTuple):
     dash: str = ""
 
 
-def looks_of(methods: Sequence[str]) -> list[Look]:
-    """Give each run a look, no two alike: its method's colour, else the one that is drawn least.
-
-    Colours of methods that are drawn are not for others; a colour that returns has a dash pattern.
-    """
-    colors = {method: color for method, (color, _) in STYLES.items()}
-    free = [color for method, color in colors.items() if method not in methods]
-    found, used = [], Counter[str]()
-    for method in methods:
-        own = [colors[method], *free] if method in colors else free or [*colors.values()]
-        color = min(own, key=used.__getitem__)
-        again = used[color]
-        found.append(Look(color, "7px,3px" + ",2px,3px" * (again - 1) if again else ""))
-        used[color] += 1
-    return found
-
-
 def styles_of(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each method; each installed method has a colour of its own."""
-    names = list(dict.fromkeys(methods))
-    looks = zip(names, looks_of(names), strict=True)
-    return {name: (look.color, STYLES.get(name, ("", "."))[1]) for name, look in looks}
+    """Colour and marker of each method; those of other packages come after the table's."""
+    looks = zip(cycle(_COLORS), cycle(_MARKERS), strict=False)
+    return dict(zip(dict.fromkeys([*TABLE, *methods]), looks, strict=False))
+
+
+STYLES = styles_of(())
+
+
+def looks_of(methods: Sequence[str]) -> list[Look]:
+    """Give each run its method's colour, and a further run of a method a dash pattern too."""
+    styles, drawn, found = styles_of(methods), Counter[str](), []
+    for method in methods:
+        again = drawn[method]
+        dash = "7px,3px" + ",2px,3px" * (again - 1) if again else ""
+        found.append(Look(styles[method][0], dash))
+        drawn[method] += 1
+    return found
 
 
 def limits_of(trajectories: Sequence[Trajectory]) -> Limits:

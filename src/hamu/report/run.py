@@ -138,10 +138,8 @@ class Run:
 
     @property
     def gains(self) -> Gains | None:
-        """Gains of the model saved, else of the last evaluation; None before both."""
-        if self.evaluation is not None:
-            return gains_of(self.evaluation)
-        return self.points[-1] if len(self.points) > 1 else None
+        """Gains of the model saved; None for an unfinished run."""
+        return None if self.evaluation is None else gains_of(self.evaluation)
 
     @property
     def goal(self) -> Mapping[str, Any] | None:
@@ -186,12 +184,7 @@ def run_folders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise HamuError(f"there is no folder {path}; name the --output_dir of a `hamu unlearn`")
     if (path / files.COMPARISON).is_file():
-        begun, listed = path.glob(f"*/{files.CONFIG}"), _rows(path)
-        places = {one.parent for one in begun} | {path / name for name in listed}
-        # a finished run that is not listed belongs to an earlier comparison here
-        earlier = {one for one in places if listed and (one / files.RECORD).exists()}
-        found = sorted(places - {one for one in earlier if one.name not in listed})
-        if found:
+        if found := sorted(one.parent for one in path.glob(f"*/{files.CONFIG}")):
             return found
         raise HamuError(
             f"the comparison in {path} has no run yet; wait until its first one has begun"
@@ -207,8 +200,6 @@ def run_folders(path: Path) -> list[Path]:
 def read_run(path: Path) -> Run:
     """Read the files of a run as far as possible; `notes` names those that cannot be read."""
     place, notes = path.resolve(), list[str]()
-    row = _rows(place.parent).get(place.name, {})
-    failed = row if row.get("failed") else {}
     evaluation = _read(path / files.EVALUATION, notes, "evaluation", is_needed=True)
     record = _read(path / files.RECORD, notes, "record")
     for name, digest in (record or {}).get("files", {}).items():
@@ -217,7 +208,7 @@ def read_run(path: Path) -> Run:
                 f"{name} is not as the run left it (hamu verify): its figures may be wrong"
             )
     settings = _read(path / files.CONFIG, notes, parse=_settings, is_needed=True) or {}
-    named = {"method": "hamu-q", **settings} if settings else {**failed, **(record or {})}
+    named = {"method": "hamu-q", **settings} if settings else record or {}
     attacks = (path / files.ATTACK_FOLDER / files.ATTACK, path / files.ATTACK)
     steps = pd.DataFrame(_lines(path / files.STEPS, notes)).select_dtypes("number").astype(float)
     return Run(
@@ -225,7 +216,7 @@ def read_run(path: Path) -> Run:
         method=str(named.get("method", "unknown")),
         place=place,
         steps=steps.loc[:, np.isfinite(steps).any()],
-        entries=evaluation["trajectory"] if evaluation else _entries(path, notes),
+        entries=evaluation["trajectory"] if evaluation else (),
         layers=_layers(_lines(path / files.LAYERS, notes)),
         evaluation=evaluation,
         record=record,
@@ -233,7 +224,7 @@ def read_run(path: Path) -> Run:
         settings=settings,
         inputs=_read(path / files.INPUTS, notes, parse=lambda file: read_inputs(file.parent)) or {},
         notes=notes,
-        failed=str(failed.get("failed", "")),
+        failed=_failure(place),
     )
 
 
@@ -312,18 +303,7 @@ def _layers(lines: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
     }
 
 
-def _entries(path: Path, notes: list[str]) -> list[Mapping[str, Any]]:
-    """Evaluations of an unfinished run, from its newest checkpoint."""
-    states = path.glob(f"{files.CHECKPOINT}[0-9]*/{files.TRAINER_STATE}")
-    newest = max(states, key=lambda one: int(one.parent.name.rpartition("-")[2]), default=None)
-    logged = ((newest and _read(newest, notes)) or {}).get("log_history", [])
-    return [one for one in logged if next(violations(one, _shape("entry")), None) is None]
-
-
-def _rows(comparison: Path) -> dict[str, Mapping[str, Any]]:
-    """Rows of comparison.json by the name of the run."""
-    found = _read(comparison / files.COMPARISON, [])
-    rows = found.get("runs") if isinstance(found, dict) else None
-    listed = rows if isinstance(rows, list) else []  # another program's file may have that name
-    named = (row for row in listed if isinstance(row, dict) and "run" in row)
-    return {str(row["run"]): row for row in named}
+def _failure(run: Path) -> str:
+    """Error of a failed run, by the comparison.json beside its folder; "" for others."""
+    rows = (_read(run.parent / files.COMPARISON, []) or {}).get("runs", ())
+    return next((str(row["failed"]) for row in rows if row["run"] == run.name), "")
