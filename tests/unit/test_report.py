@@ -318,8 +318,6 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
     runs = [example_run(tmp_path, place) for place in places]
     assert [run.name for run in told_apart(runs)] == list(places)
     assert [run.name for run in told_apart(runs[1:3])] == ["b/unlearned", "x/deep/unlearned"]
-    names = [run.name for run in told_apart([runs[2], runs[4], runs[2]])]
-    assert names == ["unlearned", "other", "unlearned"]
     assert "<title>Unlearning report: a/unlearned, b/unlearned</title>" in report_page(runs[:2])
 
 
@@ -403,7 +401,6 @@ def test_a_model_may_have_more_outputs_than_the_data_have_classes(tmp_path):
 @pytest.mark.parametrize(("name", "content", "note"), [
     ("evaluation.json", {"after": None}, "evaluation.after is not of type object"),
     ("evaluation.json", {"after": {"forget": {}}}, "evaluation.after has no retain"),
-    ("evaluation.json", "[" * 200_000, "evaluation.json cannot be read: "),
     ("attack.json", "{", "attack.json cannot be read: "),
     ("record.json", "{}", "record.json cannot be read: record has no"),
     ("steps.jsonl", "[\n", "of steps.jsonl, 1 line is damaged"),
