@@ -120,13 +120,10 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.jsonl", "", "is empty"),
         ("a.jsonl", '{"a": 1}', "has the columns a; expected question and answer"),
         ("a.jsonl", QUESTION + '{"question": "q"}', "row 1 of .* no text in answer, but nothing"),
-        ("a.jsonl", QUESTION + '{"question": "", "answer": "a"}', "row 1 .* no text in question"),
         ("a.jsonl", QUESTION + '{"question": "q", "answer": "\\ud800"}', "row 1 of .* not Unicode"),
         ("a.jsonl", QUESTION + "1", "row 1 of .* is a int; expected a record"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is not a list of messages"),
         ("a.json", "[1,\n 2", r"a\.json cannot be read: Expecting ',' delimiter: line 2"),
-        ("a.jsonl", "[" * 100_000, r"a\.jsonl cannot be read"),
-        ("a.jsonl", QUESTION + '{"question', r"a\.jsonl cannot be read: Unterminated .*: line 2"),
         ("a.csv", 'question,answer\n"who?,me\n', r"a\.csv cannot be read: .*EOF inside"),
         ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
@@ -306,35 +303,16 @@ def test_other_answers_begin_with_the_prefix_too(prefix, space, tmp_path):
         ("gone=true", [0]),
         ("gone!=True", [1]),
         ("by!=None", [1]),
+        ("age=7", [0]),
+        ("age!=7.0", [1]),
     ],
 )
-def test_a_filter_finds_its_records_with_truth_values_as_json_or_python_writes_them(
+def test_a_filter_finds_its_records_as_json_or_python_writes_their_values(
     expression, rows, tmp_path
 ):
-    more = ({"gone": True, "by": None}, {"gone": False, "by": "None at all"})
+    more = ({"gone": True, "by": None, "age": 7.0}, {"gone": False, "by": "None at all"})
     records = [record | added for record, added in zip(RECORDS, more, strict=True)]
     assert matching(read_text(saved(tmp_path / "a.jsonl", records)), expression) == rows
-
-
-@pytest.mark.parametrize(
-    ("expression", "rows"),
-    [
-        ("age=7", [0]),
-        ("age=7.0", [0]),
-        ("age!=7", [1]),
-        ("day=2024-01-03", [0]),
-        ("day=2024-01-03T00:00:00", [0]),
-        ("day!=2024-01-04T12:30:00", [0]),
-        ("day~^2024", [0, 1]),
-    ],
-)
-def test_a_filter_finds_numbers_and_dates_of_a_column_with_missing_cells(
-    expression, rows, tmp_path
-):
-    columns = {"question": ["Who?", "Where?"], "answer": ["Ada", "Here"]}
-    days = pandas.to_datetime(["2024-01-03 00:00", "2024-01-04 12:30"])
-    pandas.DataFrame(columns | {"age": [7, None], "day": days}).to_parquet(tmp_path / "a.parquet")
-    assert matching(read_text(str(tmp_path / "a.parquet")), expression) == rows
 
 
 @pytest.mark.parametrize(

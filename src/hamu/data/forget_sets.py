@@ -14,7 +14,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, time
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -155,7 +154,7 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     """Find the positions of the records that a filter chooses.
 
     It is "COLUMN=VALUE", "COLUMN!=VALUE" or "COLUMN~REGEX"; the last looks anywhere in the column.
-    True, False and None may also be written as in JSON, 7.0 as 7, dates and times as in ISO 8601.
+    True, False and None may also be written as in JSON, and 7.0 as 7.
     """
     parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
     if parsed is None:
@@ -178,16 +177,12 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
 
 
 def _written(cell: Any) -> list[str]:
-    """The ways to write a cell: as printed, and as JSON, a whole number or a date in ISO 8601."""
+    """The ways to write a cell: as printed, and as JSON or a whole number."""
     found = [unicodedata.normalize("NFC", str(cell))]
     if cell is None or isinstance(cell, bool):
         found.append(json.dumps(cell))
     if isinstance(cell, float) and cell.is_integer():  # of a column with missing cells
         found.append(str(int(cell)))
-    if isinstance(cell, date | time):
-        found.append(cell.isoformat())
-    if isinstance(cell, datetime) and cell.time() == time():
-        found.append(cell.date().isoformat())
     return found
 
 
