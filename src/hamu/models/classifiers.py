@@ -122,9 +122,6 @@ class SmallResNet(PreTrainedModel):
         elif isinstance(module, nn.Linear):
             nn.init.kaiming_normal_(module.weight)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.reset_parameters()
-            module.reset_running_stats()
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
         """Logits, and the mean cross-entropy where labels [B] are given."""
