@@ -1,6 +1,5 @@
 """`hamu report`: from real runs on images and texts, and wrong input; only the page is written."""
 
-import json
 import os
 import shutil
 import stat
@@ -53,41 +52,26 @@ def test_a_run_on_images_becomes_one_page(images, capsys):
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "name"),
+    ("changed", "name"),
     [
-        ("run/model", "original", "original model"),
-        ("original", "run/model", "model after"),
-        ("data/test.npz", "data/train.npz", "forget set"),
+        (lambda: shutil.copytree("original", "run/model", dirs_exist_ok=True), "model after"),
+        (lambda: shutil.copy("data/test.npz", "data/train.npz"), "forget set"),
     ],
 )
-def test_inputs_that_have_changed_since_the_run_are_not_observed(
-    images, capsys, source, target, name
-):
-    if (images / source).is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
-    else:
-        shutil.copy(source, target)
+def test_inputs_that_have_changed_since_the_run_are_not_observed(images, capsys, changed, name):
+    changed()
     page, words = page_of("--contents"), f"the {name} is not that of the run any more"
     assert words in " ".join(capsys.readouterr().out.split())
     assert words in page
     assert "Confusion before" not in page
 
 
-def test_several_runs_share_a_page_that_names_those_that_do_not_compare(images, capsys):
+def test_several_runs_share_a_page(images, capsys):
     shutil.copytree("run", "other")
-
-    def page():
-        assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0
-        return (images / "both.html").read_text()
-
-    assert page().count('<article class="run"') == 2
-    assert "do not all compare" not in page()
-    inputs = json.loads((images / "other/inputs.json").read_text())
-    inputs["test set"]["sha256"] = "0" * 64
-    (images / "other/inputs.json").write_text(json.dumps(inputs))
-    assert "do not all compare: other had another test set than run." in page()
-    (images / "other/inputs.json").write_text("[]")
-    assert "does not say what that run has read" in page()
+    assert run("report", "run", "other", "--no_models", "--output", "both.html") == 0
+    page = (images / "both.html").read_text()
+    assert page.count('<article class="run"') == 2
+    assert "do not all compare" not in page
     words = "name the place of the page of 2 folders with --output FILE"
     assert words in refused(capsys, "run", "other")
 

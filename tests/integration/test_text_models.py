@@ -8,7 +8,6 @@ import pytest
 import torch
 from run_files import read, run, write_rows
 
-from hamu import HamuError
 from hamu.data import read_text
 from hamu.models.language import (
     AdapterSettings,
@@ -18,9 +17,7 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.models.storage import save_model
-from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.jobs.tasks import TextTask
-from hamu.unlearning.run_folder import RunFolder
 
 DATA = "--data records.jsonl --forget_rows 0,1,2,3"
 FAST = "--max_steps 2 --constraint_mode relative --stopping off --learning_rate 0.5"
@@ -103,20 +100,6 @@ def test_a_merge_that_fails_costs_no_result(capsys, monkeypatch):
     assert run("verify run") == 0
 
 
-def test_a_disk_that_is_full_for_the_merged_model_costs_no_result(capsys, monkeypatch):
-    whole = RunFolder.save_model
-
-    def save(self, model, *beside, name="model"):
-        if name == "merged":
-            raise HamuError("merged cannot be written: no space left on device")
-        whole(self, model, *beside, name=name)
-
-    monkeypatch.setattr(RunFolder, "save_model", save)
-    assert run(f"{UNLEARN} --model original --lora --merge") == 2
-    assert "no space left on device" in capsys.readouterr().err
-    assert run("verify run") == 0
-
-
 def test_an_evaluation_has_the_precision_of_the_run_and_a_model_differs_from_itself_by_nothing(
     capsys,
 ):
@@ -139,12 +122,6 @@ def test_an_evaluation_has_the_precision_of_the_run_and_a_model_differs_from_its
         same = {name: figures for name, figures in after.items() if name in found[out]}
         assert found[out] | {"goal": None} == same | {"goal": None}
     assert run("verify full") == 0
-    recorded = read("full/record.json")
-    assert recorded["settings"]["full_precision_eval"] is True
-    sources = NamedSources(Path("full"))
-    assert sources.precision() == "float32"
-    exact = recorded["figures"]["after"]["sets"]["forget"]["loss"]
-    assert sources.figures("after")["sets"]["forget"]["loss"] == pytest.approx(exact, abs=1e-7)
 
 
 def test_a_model_without_tokenizer_reads_with_the_one_that_is_named(capsys):
@@ -220,8 +197,7 @@ STATED = "unlearn --expected_retain 1000 --expected_forget 100"
     ("line", "rows"),
     [
         (f"unlearn {DATA}", {"records of each side in a step": "8", "length": "128"}),
-        (f"{TRAIN} --max_length 50", {"training records": "24", "length": "50"}),
-        (f"{TRAIN} --max_length 50", {"records in a step": "8"}),
+        (f"{TRAIN} --max_length 50", {"records in a step": "8", "length": "50"}),
         (f"train {DATA} --without_forget", {"training records": "20"}),
         (f"{STATED} {DATA}", {"retain records": "20"}),  # they are here
         (STATED, {"retain records": "1000"}),

@@ -113,13 +113,6 @@ def test_a_prompt_keeps_its_own_tokens_where_one_would_stand_across_the_border()
     assert data.tokens[0].tolist() == [*alone, *rest, tokenizer.eos_token_id]
 
 
-def test_a_prompt_has_the_same_tokens_whatever_the_answer(tokenizer):
-    prompt = "Question: Who is it?\nAnswer: "
-    answers = ["In a town.", "Ada lives there.", "(or not)", "\nIn", " In", "n"]
-    data = encode(texts(*(TextRecord(prompt, answer, {}) for answer in answers)), tokenizer)
-    assert len({tuple(data.prompt(i).tolist()) for i in range(len(data))}) == 1
-
-
 def test_a_tokenizer_without_offsets_serves_as_well():
     tokenizer = ByT5Tokenizer()
     assert not tokenizer.is_fast
