@@ -238,7 +238,7 @@ def _split(
 
 
 class PairedDataset(Dataset[dict[str, Any]]):
-    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, or what `sides` names of it.
+    """Pairs of retain[σ(i)] and forget[π(i)], or what `sides` names of them, fetched as batches.
 
     Args:
         retain: the data that stay; their number is the length of an epoch, whatever the sides.
@@ -290,9 +290,6 @@ class PairedDataset(Dataset[dict[str, Any]]):
         """Choose the epoch; data loaders call this."""
         self._epoch = epoch
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {side: self._data[side][self._position(side, index)] for side in self._sides}
-
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         """A batch: for each side a list of items, or the result of its own `__getitems__`.
 
@@ -333,10 +330,8 @@ class PairCollator:
     def __init__(self, collate: Callable[[list[Any]], Mapping[str, Tensor]]) -> None:
         self._collate = collate
 
-    def __call__(self, batch: Any) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the batch of each side."""
-        if not isinstance(batch, Mapping):  # a loader that fetches item by item
-            batch = {side: [item[side] for item in batch] for side in batch[0]}
         found: dict[str, Any] = {
             side: items if isinstance(items, Mapping | float | Tensor) else self._collate(items)
             for side, items in batch.items()
