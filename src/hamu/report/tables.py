@@ -101,7 +101,7 @@ def plain_table(*columns: str, right: tuple[int, ...] = ()) -> ScreenTable:
     """Empty table of the screen with a line under its head."""
     table = ScreenTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place in right else "left")
+        table.add_column(column, justify="right" if place in right else "left", overflow="fold")
     return table
 
 
@@ -328,7 +328,7 @@ def _in_files(rows: Sequence[Row]) -> Table:
     return comparison_table(rows, [*COLUMNS[:-2], *further, *COLUMNS[-2:]])
 
 
-# Columns that a narrow screen goes without, the first first.
+# Columns that a narrow screen goes without.
 _LEFT_OUT = (
     *("promise_kept", "retain_model_auc", "seconds", "at_test_accuracy", "forget_probability"),
     *("test_probability", "forget_accuracy", "ended", "at_step", "steps", "membership_auc"),
@@ -338,41 +338,29 @@ _LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Fitted:
-    """A comparison on the screen: without settings that all rows share, and what does not fit.
+    """A comparison on the screen: without settings that all rows share.
 
-    Where no terminal limits it, it has all columns.
+    A terminal that is too narrow for all columns goes without some.
     """
 
     rows: Sequence[Row]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         same = [one for one in SETTINGS[1:] if len({row.get(one.key) for row in self.rows}) == 1]
-        left = comparison_table(self.rows, [one for one in COLUMNS if one not in same]).columns
-        rows, without = self.rows, list[str]()
-        room = options.max_width if options.is_terminal else math.inf
-        while width_of(self._table(rows, left), console, options) > room:
-            least = min(left, key=lambda one: (*_LEFT_OUT, one.key).index(one.key))
-            if least.key in _LEFT_OUT:
-                left = [one for one in left if one != least]
-                without.append(least.label)
-                continue
-            rows = [{key: _without_deviation(one) for key, one in row.items()} for row in rows]
-            without += ["deviations"] * (rows != self.rows)
-            break
-        table = self._table(rows, left)
+        found = comparison_table(self.rows, [one for one in COLUMNS if one not in same])
+        without = [one for one in found.columns if one.key in _LEFT_OUT]
+        table = self._table(found)
         table.width = width_of(table, console, options)
-        yield table
-        if without:
-            yield f"no room for {'; '.join(without)}"
+        if not options.is_terminal or table.width <= options.max_width:
+            yield table
+        else:
+            yield self._table(replace(found, every=[c for c in found.columns if c not in without]))
+            yield f"no room for {'; '.join(one.label for one in without)}"
 
-    def _table(self, rows: Sequence[Row], columns: Sequence[Column]) -> ScreenTable:
-        table = comparison_table(rows, columns).__rich__()
+    def _table(self, found: Table) -> ScreenTable:
+        table = found.__rich__()
         table.collapse_padding = True
         return table
-
-
-def _without_deviation(figure: Any) -> Any:
-    return figure | {"deviation": None} if isinstance(figure, dict) else figure
 
 
 def csv_table(rows: Sequence[Row]) -> str:
