@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from fuzzing.inputs import POISON, remove
-from run_files import contents, run, write_rows
+from run_files import contents, run
 from small_models import save_small_world
 from transformers import TrainingArguments
 from watching import watched
@@ -251,16 +251,11 @@ def test_no_option_of_transformers_that_names_a_place_or_a_service_is_left():
     assert {name for name in found if name not in REFUSED} == {"output_dir"} | of_a_tracker
 
 
-def test_a_page_of_answers_shows_markup_and_runs_none(sh):
+def test_a_page_of_answers_shows_markup_and_runs_none():
     nasty = '</p><script>alert(1)</script><img src=x onerror="alert(2)">&amp;'
-    rows = [{"question": f"{nasty} {i}?", "answer": f"{nasty} {i}"} for i in range(4)]
-    write_rows("t.jsonl", rows)
-    data = "--data t.jsonl --forget_rows 0,3 --question_template {question}"
-    assert sh(f"evaluate {data} --model text --generate 2 --output_dir out")[0] == 0
-    everywhere = answers_page({"forget": [AnsweredRecord(nasty, nasty, ((nasty, nasty, 0.5),))]})
-    for page in (Path("out/answers.html").read_text(), everywhere):
-        assert not any(raw in page for raw in ("<script", "<img", 'onerror="'))
-    assert everywhere.count("&lt;script&gt;") == 4, "prompt, right answer, model's name and answer"
+    page = answers_page({"forget": [AnsweredRecord(nasty, nasty, ((nasty, nasty, 0.5),))]})
+    assert not any(raw in page for raw in ("<script", "<img", 'onerror="'))
+    assert page.count("&lt;script&gt;") == 4, "prompt, right answer, model's name and answer"
 
 
 def test_what_was_forgotten_is_in_no_output_and_in_no_file_that_others_may_read(sh, caplog):

@@ -82,12 +82,6 @@ def test_a_model_with_experts_has_an_adapter_by_default():
 @pytest.mark.parametrize(
     ("source", "file", "values", "message"),
     [
-        (
-            "none",
-            CONFIG,
-            {},
-            r"none is not a saved model: it has no config\.json or adapter_config",
-        ),
         ("base", CONFIG, {"intermediate_size": 48}, r"base has another shape of .*down_proj\.weig"),
         ("adapter", ADAPTER, {"r": 3}, "adapter cannot be loaded: .*size mismatch for .*lora_A"),
         (
@@ -116,11 +110,7 @@ def test_an_adapter_that_lacks_a_tensor_is_refused():
         load_language_model("adapter")
 
 
-def test_an_adapter_names_its_base_by_the_whole_path_or_the_name_of_the_hub(
-    saved, tmp_path, monkeypatch
-):
-    adapted = load_language_model("base", adapter=AdapterSettings(rank=2))
-    assert adapted.peft_config["default"].base_model_name_or_path == str(tmp_path / "base")
+def test_an_adapter_of_a_base_of_the_hub_names_it_as_the_hub_does(saved, monkeypatch):
     monkeypatch.setattr(
         "hamu.models.language.from_pretrained",
         lambda kind, source, **_: kind.from_pretrained(source[-4:]),

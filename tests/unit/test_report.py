@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -220,17 +219,6 @@ def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     for one in curves:
         assert one["x"] == sorted(one["x"])
         assert one["y"][-1] == 1
-
-
-def test_a_loss_that_is_not_finite_keeps_its_share_of_the_records(tmp_path):
-    observed = image_observations(count=4)
-    sets = observed.predictions["after"]
-    logits = sets["forget"].logits.clone()
-    logits[0] = torch.tensor([-math.inf, 0.0])
-    sets["forget"] = Predictions(logits, sets["forget"].labels)
-    run = example_run(tmp_path, observed=observed)
-    curves = {one["name"]: one for one in charts_of(report_page([run]))[0]["data"]}
-    assert curves["forget, after"]["y"] == [0.25, 0.5, 0.75]
 
 
 def test_a_class_has_one_number_on_a_page(tmp_path):

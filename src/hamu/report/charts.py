@@ -245,9 +245,8 @@ def distribution(found: Observations) -> Chart:
         sets["test, before: never trained on"] = (TEST, before["test"])
     curves = []
     for name, (color, predictions) in sets.items():
-        every = np.sort(record_losses(predictions).numpy())
-        losses = np.maximum(every[np.isfinite(every)], _LEAST_LOSS)
-        share = np.arange(1, len(losses) + 1) / len(every)
+        losses = np.maximum(np.sort(record_losses(predictions).numpy()), _LEAST_LOSS)
+        share = np.arange(1, len(losses) + 1) / len(losses)
         curves.append(_series(name, (losses, share), color, line={"shape": "hv"}))
     titles = ("loss of a record, nats", "share of the records")
     figure = _plane(curves, *titles, xaxis_type="log", yaxis=_SHARES, hovermode="closest")
