@@ -146,7 +146,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
 
 @pytest.mark.parametrize(("asked", "lasts", "forget", "retain", "headline", "tone"), [
     (None, True, 1.0, -0.1, f"The forget loss rose, {BETTER}", "open"),
-    (None, True, 0.0005, -0.1, "It hardly forgot", "bad"),
+    (None, True, 0.0005, -0.1, "It did not forget: the loss", "bad"),
     (None, True, 1.0, 0.0005, f"The forget loss rose, {STAYED}", "open"),
     (None, True, 1.0, 0.4, "The forget loss rose, at a price", "mixed"),
     (None, True, 1.0, 1.4, "It lost more", "bad"),
@@ -155,8 +155,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     # the records count, not their mean
     (MOST, True, -0.1, 0.0, FORGOT, "good"),
     (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
-    (goal(3, 0), True, 2.0, 0.0, "It did not forget: 0 of 20 records are forgotten", "bad"),
-    (goal(3, 2), True, 2.0, 0.0, "It forgot no more than before: 2 of 20 records, 3 before", "bad"),
+    (goal(3, 2), True, 2.0, 0.0, "It did not forget: 2 of 20 records are forgotten, 3 be", "bad"),
     (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
     # forgotten means by the losses and lasting
     (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),
@@ -243,7 +242,7 @@ def test_changes_within_chance_are_no_change(tmp_path):
     rose = "The forget loss rose"
     run = replace(example_run(tmp_path), attack=LASTING)
     for forget, retain, accuracy, changes, headline in (
-        (unsure, fallen, unsure, (-0.2, 0.0), "It hardly forgot"),
+        (unsure, fallen, unsure, (-0.2, 0.0), "It did not forget"),
         (risen, unsure, unsure, (-0.2, 0.0), f"{rose}, {STAYED}"),
         (risen, fallen, unsure, (-0.2, 0.0), f"{rose}, {BETTER}"),
         (risen, risen, unsure, (0.2, 0.0), f"{rose}, at a price"),

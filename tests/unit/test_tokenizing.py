@@ -113,14 +113,6 @@ def test_a_prompt_keeps_its_own_tokens_where_one_would_stand_across_the_border()
     assert data.tokens[0].tolist() == [*alone, *rest, tokenizer.eos_token_id]
 
 
-def test_a_tokenizer_without_offsets_serves_as_well():
-    tokenizer = ByT5Tokenizer()
-    assert not tokenizer.is_fast
-    asked, said = pieces(tokenizer, TextRecord("Who is it?", " Ada.", {}))
-    assert "".join(asked) == "Who is it?"
-    assert said == [" ", "A", "d", "a", ".", "</s>"]
-
-
 @pytest.mark.parametrize(
     ("prompt", "answer"),
     [

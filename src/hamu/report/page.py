@@ -77,7 +77,7 @@ def verdict(run: Run) -> Verdict:
     gains, goal = gains_of(run.evaluation), run.goal
     if not all(map(math.isfinite, gains)):
         return Verdict("The model's losses are not finite", "bad")
-    found = _forgotten(run, gains)
+    found = _forgotten(run)
     if found.tone != "bad":
         found = _kept(run, gains, found)
     if found.tone == "bad":
@@ -118,14 +118,12 @@ def _told_apart(after: Mapping[str, Any]) -> str:
     return f"an attacker tells its records from unseen ones (by {attack}, AUC {auc:.2f})"
 
 
-def _forgotten(run: Run, gains: Gains) -> Verdict:
+def _forgotten(run: Run) -> Verdict:
     """Judge by the records forgotten, without a goal by the rise of their loss."""
     if run.goal is None:
-        if gains.forget <= 0:
-            return Verdict("It did not forget: the loss on the forget set has not risen", "bad")
-        if not _change(run, "forget", "loss"):
+        if _change(run, "forget", "loss") <= 0:
             chance = "the loss on the forget set rose by no more than chance would"
-            return Verdict(f"It hardly forgot: {chance}", "bad")
+            return Verdict(f"It did not forget: {chance}", "bad")
         return Verdict("The forget loss rose", "open")
     before, after = (run.goal[role]["forgotten"] for role in ROLES)
     count = f"{after:,} of {run.goal['after']['records']:,} records"
@@ -134,9 +132,7 @@ def _forgotten(run: Run, gains: Gains) -> Verdict:
         return Verdict(f"It forgot{f' a sample of {whole:,} records' if whole else ''}", "good")
     if after > before:
         return Verdict(f"It forgot in part, {count}", "mixed")
-    if after:
-        return Verdict(f"It forgot no more than before: {count}, {before:,} before", "bad")
-    return Verdict(f"It did not forget: {count} are forgotten", "bad")
+    return Verdict(f"It did not forget: {count} are forgotten, {before:,} before", "bad")
 
 
 def _kept(run: Run, gains: Gains, found: Verdict) -> Verdict:
