@@ -238,7 +238,7 @@ def _split(
 
 
 class PairedDataset(Dataset[dict[str, Any]]):
-    """Pairs of retain[σ(i)] and forget[π(i)], or what `sides` names of them, fetched as batches.
+    """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, or what `sides` names of it.
 
     Args:
         retain: the data that stay; their number is the length of an epoch, whatever the sides.
@@ -289,6 +289,9 @@ class PairedDataset(Dataset[dict[str, Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; data loaders call this."""
         self._epoch = epoch
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {side: self._data[side][self._position(side, index)] for side in self._sides}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         """A batch: for each side a list of items, or the result of its own `__getitems__`.
