@@ -41,7 +41,7 @@ class Work:
             self.lookahead = SimpleNamespace(at_the_end_of_a_retain_cycle=True, restart=restart)
         self.focused, self.ends, self.measured = [], [], {}
         self.stop, self.is_called_off = ALL_DONE, False  # by the trainer, by another callback
-        self.is_interrupted = False
+        self.trainer, self.was_interrupted = self, False
         self.rises = []  # over all retain records, one for each time that it is asked for
         self.controller = Controller(self, GOAL, BUDGET, every=1)
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
@@ -226,7 +226,7 @@ def test_where_a_callback_ends_it_after_a_step_it_goes_back_unless_it_is_to_go_o
     work.controller.every = 2
     for _ in range(3):
         work.step()
-    work.is_interrupted = is_interrupted
+    work.was_interrupted = is_interrupted
     work.controller.on_train_end(None, work.state, None)
     assert work.weights == (3 if is_interrupted else 1.5)  # the mean of two steps
     assert [end.kind for end in work.ends] == ([] if is_interrupted else ["other"])

@@ -68,8 +68,7 @@ _PATIENCE, _PATIENCE_IF_LASTING = 30, 12
 _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
-    *("_last_cost", "_settled", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond"),
-    *("_good", "_mean"),
+    *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
 )
 
 
@@ -92,7 +91,7 @@ class Controller(TrainerCallback):
     def _start_anew(self) -> None:
         self._work.pair.method = replace(self._method, constraint=self._first_demand)
         self.history: list[dict[str, Any]] = []  # an entry for each measurement
-        self.ended = self.reached = self._settled = False  # reached: ahead too, if it looks ahead
+        self.ended = self.reached = False  # reached: ahead too, if it looks ahead
         self.rate = self.rate_of_step = self._first_rate = 0.0
         self.start_loss = math.nan  # the budget counts from it
         self._best_count, self._best_cost, self._records = -1, math.inf, 0
@@ -141,12 +140,12 @@ class Controller(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where that is due, and set what follows from it."""
-        if self._work.lookahead is None and not self._settled:
+        if self._work.lookahead is None and not self.ended:
             self._average()
         all_done = state.global_step >= state.max_steps
         last = all_done or control.should_training_stop
         is_due = last or state.global_step % self.every == 0 or self._can_rehearse
-        if self._settled or not is_due:
+        if self.ended or not is_due:
             return
         self._measure(state.global_step)
         if not self.ended and last:
@@ -154,7 +153,7 @@ class Controller(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Finish a run that a callback ended after its step, as when it is evaluated."""
-        if not self._settled and not self._work.is_interrupted:
+        if not self.ended and not self._work.trainer.was_interrupted:
             self._measure(state.global_step)
             if not self.ended:
                 self._end(all_done=False)
@@ -303,7 +302,7 @@ class Controller(TrainerCallback):
         torch._foreach_copy_(self._good, self._parameters)
         self._best_count, self._best_missing = now.count, now.missing
         self._records = len(now.losses)
-        self.steps_of_best = self._work.steps_taken
+        self.steps_of_best = self._work.trainer.steps_taken
         self._best_cost = now.retain_loss - self.start_loss + self._beyond
 
     @torch.no_grad()
@@ -327,7 +326,7 @@ class Controller(TrainerCallback):
 
     def _end(self, all_done: bool) -> None:
         """Finish with the last step, or where the trainer or another callback ended the run."""
-        stop = self._work.stop
+        stop = self._work.trainer.stop
         if stop == ALL_DONE and not all_done:
             stop = BY_A_CALLBACK
         more = "; --max_steps allows more" if stop == ALL_DONE else ""
@@ -335,8 +334,8 @@ class Controller(TrainerCallback):
 
     def _finish(self, kind: Any, text: str) -> None:
         self._go_back()
-        self.ended = self._settled = True
-        self._work.end_run(StopReason(kind, text))
+        self.ended = True
+        self._work.trainer.end_run(StopReason(kind, text))
 
     def _note(self, now: Standing, step: int) -> None:
         figures = {key: value for key, value in now.figures().items() if key != "worst"}

@@ -19,7 +19,6 @@ from hamu.unlearning.goals import (
     AnyPredictions,
     Goal,
     Standing,
-    StopReason,
     choose_goal,
     record_losses,
 )
@@ -41,8 +40,8 @@ class GoalRun:
     def __init__(
         self, trainer: UnlearnTrainer, retain_data: Any, retain_predictions: AnyPredictions | None
     ) -> None:
-        self._trainer, self._retain_data = trainer, retain_data
-        self.pair, self.lookahead, self.end_run = trainer.pair, trainer.lookahead, trainer.end_run
+        self.trainer, self._retain_data = trainer, retain_data
+        self.pair, self.lookahead = trainer.pair, trainer.lookahead
         self._looks, self._pairs = trainer.evaluations, trainer.train_dataset
         args: UnlearnConfig = trainer.args
         self.goal = choose_goal(
@@ -69,33 +68,13 @@ class GoalRun:
             budget = float(args.max_retain_increase or 0.0)
             self.controller = Controller(self, self.goal, budget, self._every())
 
-    @property
-    def _step(self) -> int:
-        # before the one at hand, or the one just done
-        return max(0, int(self._trainer.state.global_step) - 1)
-
-    @property
-    def stop(self) -> StopReason:
-        """Reason for the end of the run, `ALL_DONE` if nothing has ended it."""
-        return self._trainer.stop
-
-    @property
-    def is_interrupted(self) -> bool:
-        """True if the run is saved and goes on later."""
-        return self._trainer.was_interrupted
-
-    @property
-    def steps_taken(self) -> int:
-        """Steps in which the weights were updated."""
-        return self._trainer.steps_taken
-
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records."""
         return self._measured(self._looks.retain_loss())
 
     def retain_rise(self) -> float | None:
         """Rise of the loss over all retain records since the start; None if each measures them."""
-        start, retain = self._trainer.start_predictions.get("retain"), self._looks.sets["retain"]
+        start, retain = self.trainer.start_predictions.get("retain"), self._looks.sets["retain"]
         if start is None or len(self._looks.some_retain) == len(retain):  # type: ignore[arg-type]
             return None
         return self._looks.retain_loss(of_all=True) - start.losses.mean().item()
@@ -115,8 +94,8 @@ class GoalRun:
 
     def _retain_batches(self) -> Iterator[Mapping[str, Tensor]]:
         """Draw batches as fine-tuning takes them, alike whenever this step comes again."""
-        data, generator = self._retain_data, torch.Generator()
-        generator.manual_seed(self._trainer.args.seed + self._step)
+        data, step = self._retain_data, max(0, int(self.trainer.state.global_step) - 1)
+        generator = torch.Generator().manual_seed(self.trainer.args.seed + step)
         size = min(_FINE_TUNED // 4 if is_text(data) else _FINE_TUNED, len(data))
         fetch = getattr(data, "__getitems__", None)
         device = self.pair.parameters[0].device
@@ -130,7 +109,7 @@ class GoalRun:
         """The goal with its reference: the start model's losses on unseen records."""
         assert self.goal is not None
         if self.goal.kind == "unseen" and self.goal.reference is None:
-            test = self._trainer.start_predictions.get("test")
+            test = self.trainer.start_predictions.get("test")
             test = test or self._looks.predict(self._looks.sets["test"])
             self.goal = self.goal.against({"test": test}, None)
         return self.goal
@@ -138,7 +117,7 @@ class GoalRun:
     def standings(self) -> dict[str, Standing]:
         """Standings before and after, as far as there are a goal and predictions to go by."""
         found: dict[str, Standing] = {}
-        roles = {"before": self._trainer.start_predictions, "after": self._trainer.predictions}
+        roles = {"before": self.trainer.start_predictions, "after": self.trainer.predictions}
         for name, predictions in roles.items():
             if self.goal is None or "forget" not in predictions:
                 continue
@@ -148,8 +127,9 @@ class GoalRun:
                 found[name] = goal.standing(forget)
         return found
 
-    def figures(self, standings: Mapping[str, Standing]) -> dict[str, Any] | None:
+    def figures(self) -> dict[str, Any] | None:
         """The goal with its standings as JSON holds it; None if nothing defines forgotten."""
+        standings = self.standings()
         if self.goal is None or "after" not in standings:
             return None
         more: dict[str, Any] = {"lasting": self.lookahead is not None}
@@ -176,8 +156,8 @@ class GoalRun:
         if self.controller is not None:
             draws_all = is_lasting or bool(targets.most.isfinite().any())
             open_ = [] if draws_all else away.nonzero().flatten().tolist()
-            records, batch = len(self._pairs), self._trainer.global_batch
-            done = int(self._trainer.state.global_step)
+            records, batch = len(self._pairs), self.trainer.global_batch
+            done = int(self.trainer.state.global_step)
             first = done + 1 if done else 0  # the loader holds the next step's batch
             epoch, within = divmod(first, max(1, math.ceil(records / batch)))
             self._pairs.focus_on(open_, epoch * records + within * batch)
@@ -196,7 +176,7 @@ class GoalRun:
         over their targets and back, and a run would give up amid them.
         """
         forget: Any = self._looks.sets["forget"]
-        measured, batch = len(forget) + len(self._looks.some_retain), self._trainer.global_batch
+        measured, batch = len(forget) + len(self._looks.some_retain), self.trainer.global_batch
         trained = batch + min(batch, len(forget))
         return max(_LEAST_STEPS, math.ceil(3 * measured / (_FORWARD * trained)))
 

@@ -33,7 +33,6 @@ from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
 from hamu.unlearning.trainer import UnlearnConfig
-from hamu.unlearning.trainer.config import checkpoints_activations
 
 # Published shapes of models that recipes name, so that a plan needs no look at the hub; all that
 # is not named is the default of transformers.
@@ -119,7 +118,7 @@ def _of_texts(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], s
         model = meta_model(run.model, task.adapter(), base_model=run.base_model, **task.trust)
     length = min(longest, longest_text(model) or longest)
     tokens = args.per_device_train_batch_size * length
-    kept = activations(model, tokens, checkpointing=checkpoints_activations(args))
+    kept = activations(model, tokens, checkpointing=args.gradient_checkpointing)
     return model, kept, f"records of {length} tokens"
 
 

@@ -305,7 +305,7 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         yield _best(trainer)
     elif controller.goal_sentence not in trainer.stop.text:
         yield controller.goal_sentence
-    goal = trainer.goal_run.figures(trainer.standings())
+    goal = trainer.goal_run.figures()
     if goal is not None:
         before = f"{goal['before']['forgotten']:,} before the run"
         yield f"{forgotten_words(goal)} ({before}); whether that lasts: hamu attack"

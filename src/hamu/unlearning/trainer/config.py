@@ -488,12 +488,6 @@ def without_effect(args: UnlearnConfig) -> set[str]:
     return unused | (set(_OF_THE_FORGET_LOSS) if args.lasting else set())
 
 
-def checkpoints_activations(args: TrainingArguments) -> bool:
-    """True if activations are recomputed, by either name that transformers has had for it."""
-    names = ("gradient_checkpointing", "activation_checkpointing")
-    return any(getattr(args, name, False) for name in names)
-
-
 def own_options(cls: type) -> list[str]:
     """Names of the options that a class adds to, or changes in, TrainingArguments."""
     ours = [base for base in cls.__mro__ if base.__module__ == __name__]

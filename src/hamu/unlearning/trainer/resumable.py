@@ -50,7 +50,7 @@ from hamu.files import (
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
 from hamu.unlearning.goals import StopReason
-from hamu.unlearning.trainer.config import TrainConfig, checkpoints_activations, own_options
+from hamu.unlearning.trainer.config import TrainConfig, own_options
 from hamu.unlearning.trainer.logs import silence, stand_between
 from hamu.unlearning.trainer.sides import check_is_measured
 
@@ -514,7 +514,7 @@ def set_up_layers(model: Any, args: TrainConfig, *, channels_last: bool) -> None
     """Order a model's convolutions, and let gradients pass its checkpointed layers."""
     if channels_last:
         to_channels_last(model)
-    if not checkpoints_activations(args):
+    if not args.gradient_checkpointing:
         return
     if not getattr(model, "supports_gradient_checkpointing", True):
         raise HamuError(

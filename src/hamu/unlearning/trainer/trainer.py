@@ -45,7 +45,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
 from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
-from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, AnyPredictions, Standing, StopReason
+from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, AnyPredictions, StopReason
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.trainer.config import UnlearnConfig
 from hamu.unlearning.trainer.logs import silence
@@ -468,7 +468,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.predictions = {name: self.evaluations.predict(data) for name, data in measured}
         self.start_predictions = self.start_predictions or self.predictions
         if self.args.forget_objective == "bounded" and self.controller is None:
-            self.goal_run.focus(self.standings()["after"])
+            self.goal_run.focus(self.goal_run.standings()["after"])
         start, figures = set_figures(self.start_predictions), set_figures(self.predictions)
         then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, figures))
         gains = Gains.between(then, now)
@@ -479,10 +479,6 @@ class UnlearnTrainer(ResumableTrainer):
             run = (self.args, self.state, self.control)
             self.control = self.callback_handler.on_evaluate(*run, metrics)
         return metrics
-
-    def standings(self) -> dict[str, Standing]:
-        """Standings of the forget set against the goal before and after; empty without a goal."""
-        return self.goal_run.standings()
 
     def history(self) -> dict[str, Any]:
         """Evaluations of a run that has ended, its steps, promise, goal and stop reason."""
@@ -496,7 +492,7 @@ class UnlearnTrainer(ResumableTrainer):
             "steps_in_model": self.steps_taken if steps_of_best is None else steps_of_best,
             "promise": self.promise,
             "controller": None if self.controller is None else self.controller.history,
-            "goal": self.goal_run.figures(self.standings()),
+            "goal": self.goal_run.figures(),
             "ended": self.stop.text,
             "ended_kind": self.stop.kind,
         }
