@@ -44,21 +44,15 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
         if one is None or not len(one):
             continue
         item = one[0]
-        if not is_usable(item) and data_collator is not collate:
-            item = data_collator([item])
-            if is_usable(item) and "input_ids" in item:
-                raise HamuError(
-                    f"an item of the {name} set gets its input_ids from the data_collator, but "
-                    f"batches of texts are put together by length; return them from the data set"
-                )
-        if not is_usable(item):
+        made = item if is_usable(item) or data_collator is collate else data_collator([item])
+        if not is_usable(made) or ("input_ids" in made and made is not item):
             kind = f"of type {type(item).__name__}"
             if isinstance(item, Mapping):
                 kind = f"a mapping with the keys {', '.join(map(str, item)) or 'none'}"
             raise HamuError(
                 f"an item of the {name} set is {kind}; expected a mapping with pixel_values and "
                 f"labels (images) or input_ids and labels (texts): return one from the data set, "
-                f"or give a data_collator that makes one"
+                f"or for images give a data_collator that makes one"
             )
 
 
