@@ -79,11 +79,14 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
         assert text in readable
 
 
-def test_neither_paths_nor_hosts_nor_users_are_named(finished_images):
+def test_neither_paths_nor_records_are_named(finished_texts):
+    """That no file has words of a forgotten record is in test_security."""
+    digests = row_digests(read_text(str(finished_texts / "records.jsonl")))
     for name in ("record.json", "record.md"):
-        text = (finished_images / "run" / name).read_text()
+        text = (finished_texts / "run" / name).read_text()
         assert not re.search(r"(^|[\s\"'`])(/|~|[A-Z]:\\)\w", text)
-        assert str(finished_images.parent.name) not in text
+        assert str(finished_texts.parent.name) not in text
+        assert not any(digest in text for digest in digests)
 
 
 @pytest.mark.parametrize("flags", [[], ["--no_models"]])
@@ -249,25 +252,6 @@ def test_a_folder_without_a_record_is_one_line_and_exit_code_2(images, capsys):
     assert printed.count("\n") == 1
 
 
-def test_no_record_says_anything_of_what_was_to_be_forgotten(texts, capsys):
-    assert run("verify", "run") == 0
-    said = capsys.readouterr().out
-    said += "".join((texts / "run" / name).read_text() for name in ("record.json", "record.md"))
-    read = read_text("records.jsonl")
-    author = read.records[0].fields["author"]
-    own = [n for n, row in enumerate(read.records) if row.fields["author"] == author]
-    assert len(own) > 1
-    for row in read.select(own).records:
-        for value in row.fields.values():
-            for text in [value] if isinstance(value, str) else value:
-                assert text == "train" or text.lower() not in said.lower()
-    for telling in (*row_digests(read.select(own)), *author.split()):
-        assert telling.lower() not in said.lower()
-    record = strict(texts / "run/record.json")
-    assert record["settings"]["forget_filter"] == {"sha256": text_digest(f"author={author}")}
-    assert record["forget_set"]["records"] == len(own)
-
-
 def test_the_record_of_an_adapter_has_its_digest_and_its_base_models(texts, verify):
     record = strict(texts / "run/record.json")
     models, figures = record["models"], record["figures"]["after"]["sets"]["forget"]
@@ -363,24 +347,15 @@ def test_the_docs_compute_the_same_digests_without_this_package(finished_images,
     assert names["whole_set"](holdout) == of_texts["test_set"]["sha256"]
 
 
-def test_a_count_says_where_it_is_of_a_sample(images, verify, capsys):
+def test_a_count_says_where_it_is_of_a_sample(images, verify):
     words = ("--forget_class", "3", "--max_steps", "1", "--max_eval_samples", "8", "--overwrite")
-    words += ("--method", "gdiff")
-    capsys.readouterr()
-    assert (
-        run("unlearn", "--data", "data", "--model", "original", *words, "--output_dir", "run") == 0
-    )
+    words += ("--method", "gdiff", "--output_dir", "run")
+    assert run("unlearn", "--data", "data", "--model", "original", *words) == 0
     records = strict(images / "run/record.json")
     whole = records["forget_set"]["records"]
     assert (records["goal"]["after"]["records"], records["goal"]["sampled_from"]) == (8, whole)
-    said = re.search(
-        rf"\d of 8 records, a sample of {whole}, (is|are) forgotten", capsys.readouterr().out
-    )
-    assert said[0] in (images / "run/record.md").read_text()
-    assert said[0] in (images / "run/model/README.md").read_text()
+    assert f"of 8 records, a sample of {whole}, " in (images / "run/record.md").read_text()
     assert verify("--no_models")[0] == 0
-    assert run("report", "run") == 0
-    assert said[0] in (images / "run/report.html").read_text()
 
 
 def test_the_docs_explain_every_field():

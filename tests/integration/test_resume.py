@@ -287,7 +287,6 @@ def test_settings_of_a_run_stay_but_for_those_that_change_no_result(cli, broken)
     broken(2)
     for more, message in [
         (("--learning_rate", "3"), "with learning_rate 0.1; leave out --learning_rate 3.0, or"),
-        (("--method", "kl"), "with method hamu-q; leave out --method kl, or start a new run"),
         (("--trust_region",), "with trust_region None; leave out --trust_region True"),
         (
             ("--recipe", "digits"),
