@@ -168,31 +168,25 @@ def test_a_signal_saves_and_the_resumed_run_ends_alike(
     assert resume(cli) == (0, "the run in run is complete", "")
 
 
-def test_training_resumes_with_its_batch_in_a_folder_named_as_a_built_in_model(
-    cli, tmp_path, signal_at
-):
+def test_training_resumes_with_its_batch(cli, tmp_path, signal_at):
     """A closed terminal ends it in order, unless it is to live on, as nohup wants it."""
-    train = ("train", "--data", "digits", "--model", "resnet8", "--num_train_epochs", 2)
+    train = words("train --data digits --model resnet8 --num_train_epochs 2")
     train += (*DETERMINISTIC, "--per_device_train_batch_size", 512, "--output_dir")
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may be to live on
     signal_at(4, signal.SIGHUP)
-    code, _, err = cli(*train, "resnet8")
+    code, _, err = cli(*train, "run")
     assert (code, "hamu train: interrupted by SIGHUP; step 4 is saved in" in err) == (129, True)
-    assert "go on with: hamu train --resume --output_dir resnet8" in err
-    code, _, err = resume(cli, "resnet8", "--per_device_train_batch_size", 7, command="train")
+    assert "go on with: hamu train --resume --output_dir run" in err
+    code, _, err = resume(cli, "run", "--per_device_train_batch_size", 7, command="train")
     assert (code, "records, now they would be of 7" in err) == (2, True)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         signal_at(5, signal.SIGHUP)
-        assert resume(cli, "resnet8", command="train")[0] == 0
+        assert resume(cli, command="train")[0] == 0
     finally:
         signal.signal(signal.SIGHUP, before)
-    for left in (tmp_path / "resnet8/model").iterdir():
-        shutil.copy(left, tmp_path / "resnet8")  # a saved model of this name too
-    assert cli(*train, "other")[0] == 0
-    for name in ("resnet8", "other"):
-        assert json.loads((tmp_path / name / "inputs.json").read_text())["original model"] is None
-    models = [tmp_path / name / "model/model.safetensors" for name in ("resnet8", "other")]
+    assert cli(*train, "whole")[0] == 0
+    models = [tmp_path / name / "model/model.safetensors" for name in ("run", "whole")]
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
@@ -288,10 +282,7 @@ def test_settings_of_a_run_stay_but_for_those_that_change_no_result(cli, broken)
     for more, message in [
         (("--learning_rate", "3"), "with learning_rate 0.1; leave out --learning_rate 3.0, or"),
         (("--trust_region",), "with trust_region None; leave out --trust_region True"),
-        (
-            ("--recipe", "digits"),
-            "by its own settings, run/config.yaml, with recipe None; leave out --recipe digits",
-        ),
+        (("--recipe", "digits"), "with recipe None; leave out --recipe digits"),
         (("--per_device_train_batch_size", "100"), "of 512 records, now they would be of 100"),
     ]:
         code, _, err = resume(cli, "run", *more)
@@ -408,20 +399,11 @@ def test_runs_that_are_killed_end_alike(saved_model, tmp_path, monkeypatch):
     import kill_resume
 
     unlearn = [str(word) for word in settings(saved_model, *EVERY_STEP, *ADAM)[1:]]
-    train = [
-        "--data",
-        "digits",
-        "--model",
-        "resnet8",
-        "--max_steps",
-        "6",
-        *EVERY_STEP,
-        *DETERMINISTIC,
-    ]
-    for name, words in (("unlearn", unlearn), ("train", train)):
-        case = kill_resume.Case(name, name, words)
+    train = [*words("--data digits --model resnet8 --max_steps 6"), *EVERY_STEP, *DETERMINISTIC]
+    for name, asked in (("unlearn", unlearn), ("train", train)):
+        case = kill_resume.Case(name, name, asked)
         begin = time.monotonic()
-        kill_resume.command([name, *words, "--output_dir", str(tmp_path / f"{name} whole")])
+        kill_resume.command([name, *asked, "--output_dir", str(tmp_path / f"{name} whole")])
         seconds = time.monotonic() - begin
         broken = tmp_path / f"{name} broken"
         killed = kill_resume.run_with_kills(case, broken, 4, seconds, random.Random(0))

@@ -220,20 +220,6 @@ def test_where_something_else_ends_the_run_it_names_that(stop, is_called_off, ki
     assert "max_steps" not in end.text
 
 
-@pytest.mark.parametrize("is_interrupted", [False, True])
-def test_where_a_callback_ends_it_after_a_step_it_goes_back_unless_it_is_to_go_on(is_interrupted):
-    work = Work((5, START + 0.06), (4, START + 0.15)).start()
-    work.controller.every = 2
-    for _ in range(3):
-        work.step()
-    work.was_interrupted = is_interrupted
-    work.controller.on_train_end(None, work.state, None)
-    assert work.weights == (3 if is_interrupted else 1.5)  # the mean of two steps
-    assert [end.kind for end in work.ends] == ([] if is_interrupted else ["other"])
-    work.controller.on_train_end(None, work.state, None)  # of a run that has ended
-    assert len(work.ends) == (not is_interrupted)
-
-
 def test_a_start_must_be_finite():
     work = Work()
     work.found = [standing(0, math.nan)]
