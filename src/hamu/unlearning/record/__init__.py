@@ -19,7 +19,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 import hamu
 from hamu import files
 from hamu.core.distributed import world_size
-from hamu.core.gram import SIDES
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
 from hamu.evaluation.reports import intervals
@@ -260,7 +259,7 @@ def markdown(record: Found) -> str:
     return _templates().get_template("record.md.j2").render(record, sets=sets)
 
 
-def statement(record: Found, sides: Sequence[str] = SIDES) -> list[str]:
+def statement(record: Found, sides: Sequence[str]) -> list[str]:
     """Sentences on what a record proves and what not, from the rest and the method's sides."""
     return _templates().get_template("statement.j2").render(record, sides=sides).splitlines()
 

@@ -87,9 +87,6 @@ def _finding(
     statement: str, recorded: Any, find: Callable[[], Any], sources: NamedSources | None = None
 ) -> Finding:
     """Compare exactly, or with sources to the tolerance of their precision."""
-    if recorded is None:
-        why = "it was not in safetensors, so that nothing is recorded of it"
-        return Finding(statement, None, why)
     try:
         tolerance = None if sources is None else TOLERANCE[sources.precision()]
         wrong = "; ".join(_differences(recorded, files.plain(find()), tolerance))
