@@ -245,13 +245,6 @@ def test_what_is_no_longer_there_cannot_be_checked_and_says_why(images, verify, 
     assert found[is_recorded("forget")] == ("cannot be checked", "config.yaml is missing")
 
 
-def test_a_folder_without_a_record_is_one_line_and_exit_code_2(images, capsys):
-    assert run("verify", "original") == 2
-    printed = capsys.readouterr().err
-    assert "original has no record.json" in printed
-    assert printed.count("\n") == 1
-
-
 def test_the_record_of_an_adapter_has_its_digest_and_its_base_models(texts, verify):
     record = strict(texts / "run/record.json")
     models, figures = record["models"], record["figures"]["after"]["sets"]["forget"]

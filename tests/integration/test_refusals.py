@@ -75,6 +75,7 @@ demo --task sound => task 'sound' is unknown; choose image or text
 demo --seed -1 => seed -1 must be 0 to 4294967295
 methods --all => methods takes no options; got --all
 unlern => command 'unlern' is unknown; did you mean unlearn?
+verify elsewhere => elsewhere has no record.json; name the --output_dir of a `hamu unlearn`
 verify run --no_model => unrecognized arguments: --no_model; did you mean --no_models?
 unlearn IMAGE --magic => unrecognized arguments: --magic; hamu unlearn --help lists the options
 unlearn IMAGE --methd hamu-q => --methd hamu-q; did you mean --method? hamu unlearn --help lists the
