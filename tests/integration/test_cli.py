@@ -84,7 +84,7 @@ def test_evaluate_counts_the_forgotten_records(done, tmp_path, saved_model):
     goal = report_in(tmp_path / "unseen")["goal"]
     assert [goal["kind"], goal["reference"]] == ["unseen", "original model"]
     assert f"{goal['after']['forgotten']} of 8 records are forgotten by the goal unseen" in out
-    assert "compared with losses of this model" in done(f"{job} --output_dir own")
+    assert "compared with its own losses" in done(f"{job} --output_dir own")
     out = done(f"{job} --retain_model {saved_model} --goal retrained --output_dir same")
     report = report_in(tmp_path / "same")
     goal, auc = report["goal"], report["membership_inference"]["auc"]

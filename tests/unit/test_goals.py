@@ -189,8 +189,8 @@ def test_an_infinite_loss_has_a_standing_and_a_nan_has_none(losses, retain_loss,
 def test_unseen_compares_with_the_original_model_where_there_is_one():
     own = {"forget": images([0.5, 0.5]), "test": images([0.1] * 9)}
     for original, by, forgotten in (
-        (None, "losses of this model", 2),
-        ({"test": images([0.9] * 9)}, "losses of original model", 0),
+        (None, "its own losses on the test data (--original_model", 2),
+        ({"test": images([0.9] * 9)}, "the original model's losses on the test data", 0),
     ):
         found = goal_report(Goal("unseen"), own, original=original, retain_model=None)
         assert (found["after"]["forgotten"], found["reached"]) == (forgotten, forgotten == 2)
@@ -215,11 +215,11 @@ def test_records_that_stand_out_above_the_unseen_ones_are_named_if_chance_does_n
 def test_a_goal_that_compares_with_few_unseen_records_says_so():
     texts = {"forget": ["gone"] * 9, "test": ["unseen"] * 19}
     (line,) = few_unseen("unseen", texts)
-    assert line.startswith("the goal unseen can hardly tell by few unseen records, 19; give --test")
+    assert line.startswith("the goal unseen compares with 19 unseen records, which can hardly tell")
     assert few_unseen("unseen", texts | {"test": ["unseen"] * 20}) == []
     assert few_unseen("loss", texts) == few_unseen("loss", {"forget": ["gone"]}) == []
     images = {"forget": labelled(0, 1, 1), "test": labelled(*[0] * 40, *[1] * 3)}
-    assert "few unseen records of a class, 3;" in few_unseen("unseen", images)[0]
+    assert "with 3 unseen records of a class" in few_unseen("unseen", images)[0]
     images["forget"] = labelled(0, 2)
     assert few_unseen("unseen", images) == [], "a class without unseen ones has all of them"
 
@@ -230,10 +230,11 @@ def test_a_report_counts_records_and_the_record_of_a_run_leaves_out_their_places
     assert (found["after"]["forgotten"], found["reached"], has_share(found)) == (2, False, False)
     just = {"after": {"forgotten": 55, "records": 100}, "share": 0.55}
     assert has_share(just), "0.55 * 100 is above 55"
-    count, quantiles = goal_lines(found)
+    count, quantiles, worst = goal_lines(found)
     assert count.startswith("2 of 20 records are forgotten")
     assert count.endswith("by the goal a loss of 1; 95% wanted: not reached")
-    assert quantiles.endswith("min 0.01, q25 0.01, median 0.01, q75 0.01, max 22")
+    assert quantiles.endswith("lowest 0.01, 25 % 0.01, median 0.01, 75 % 0.01, highest 22")
+    assert worst.count("0.01 of 1") == 10
     recorded = goal_figures(found | {"before": found["after"]})
     assert recorded["after"]["worst"][0] == {"loss": pytest.approx(0.01), "target": 1.0}
     assert "position" not in str(recorded)

@@ -45,6 +45,12 @@ _MEANINGS = {
     "erased": "those taken for another class than their own",
     "loss": "those with at least this loss",
 }
+_COMPARED = {
+    "unseen by original model": ", compared with the original model's losses on the test data",
+    "unseen by this model": ", compared with its own losses on the test data (--original_model: "
+    "with the original's)",
+    "retrained by retain model": ", compared with the retain model's losses on them",
+}
 StopKind = Literal[
     "all steps",  # nothing ended it before
     "criterion",  # the stopping criterion is met; in a run by goal: no demand is free
@@ -338,7 +344,8 @@ def few_unseen(kind: str, sets: Mapping[str, Any]) -> list[str]:
         counts, of = [one or len(test) for one in own], " of a class"
     if min(counts) >= _ENOUGH:
         return []
-    few = f"the goal unseen can hardly tell by few unseen records{of}, {min(counts)}"
+    records = "1 unseen record" if min(counts) == 1 else f"{min(counts)} unseen records"
+    few = f"the goal unseen compares with {records}{of}, which can hardly tell"
     return [f"{few}; give --test_data with at least {_ENOUGH}{of}"]
 
 
@@ -386,12 +393,16 @@ def has_share(goal: Mapping[str, Any]) -> bool:
 
 
 def goal_lines(goal: Mapping[str, Any]) -> list[str]:
-    """Sentences for the screen: the count, and quantiles of the losses."""
-    reference, quantiles = goal["reference"], goal["after"]["loss_quantiles"]
-    compared = f", compared with losses of {reference}" if reference else ""
+    """Sentences for the screen: count, quantiles of the losses, records furthest from the goal."""
+    after, compared = goal["after"], _COMPARED.get(f"{goal['kind']} by {goal['reference']}", "")
     reached = "reached" if goal["reached"] else "not reached"
-    losses = ", ".join(f"{name} {value:.3g}" for name, value in quantiles.items())
-    return [
+    names = {"min": "lowest", "q25": "25 %", "median": "median", "q75": "75 %", "max": "highest"}
+    losses = [f"{word} {after['loss_quantiles'][name]:.3g}" for name, word in names.items()]
+    lines = [
         f"{forgotten_words(goal)}{compared}; {share_in_words(goal['share'])} wanted: {reached}",
-        f"losses of the forget records: {losses}",
+        f"losses of the forget records: {', '.join(losses)}",
     ]
+    if after["worst"]:
+        worst = ", ".join(f"{one['loss']:.3g} of {one['target']:.3g}" for one in after["worst"])
+        lines.append(f"furthest from being forgotten (loss of what is needed): {worst}")
+    return lines

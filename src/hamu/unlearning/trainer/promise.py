@@ -144,8 +144,16 @@ class PromiseRecord:
 def kept_in_words(summary: dict[str, Any]) -> str:
     """Begin a sentence with the share of checked steps that realised their demand."""
     checked, judged, kept = summary["checked"], summary["judged"], summary["kept"]
-    words = f"of {checked:,} checked steps {judged:,} had a demand above rounding"
-    return words if kept is None else f"{words}, of which {kept:.0%} realised at least {KEPT:.0%}"
+    steps = f"of {checked:,} checked {'step' if checked == 1 else 'steps'}"
+    if kept is None:
+        return f"{steps} none had a demand above rounding"
+    realised = f"{kept:.0%} realised at least {KEPT:.0%} of"
+    clamped = summary.get("clamped", 0)  # older records lack it
+    times = "1 time" if clamped == 1 else f"{clamped:,} times"
+    cut = f" ({times} cut to what is possible)" if clamped else ""
+    if judged == checked:
+        return f"{steps} {realised} what was demanded{cut}"
+    return f"{steps} {judged:,} had a demand above rounding, of which {realised} it{cut}"
 
 
 def next_scale(scale: float, trust: float, most: float) -> float:

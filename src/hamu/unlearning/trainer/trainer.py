@@ -196,10 +196,12 @@ class UnlearnTrainer(ResumableTrainer):
             self.stop = StopReason("skips", tried)
             _warn(f"no step was taken, the model is as it was: {tried}")
         chosen = self.args.load_best_model_at_end or self.controller is not None
-        goes_back = self.stop.kind == "retain loss" and not (chosen or self.was_interrupted)
-        if goes_back and self.state.best_model_checkpoint is not None:
-            self._load_best_model()
-            self._add_to_stop(f"back to the weights of step {self.state.best_global_step}")
+        if self.stop.kind == "retain loss" and not (chosen or self.was_interrupted):
+            if self.state.best_model_checkpoint is None:
+                self._add_to_stop("there is no checkpoint to go back to, see --save_strategy")
+            else:
+                self._load_best_model()
+                self._add_to_stop(f"back to the weights of step {self.state.best_global_step}")
         return output
 
     @property
