@@ -11,7 +11,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -52,21 +51,19 @@ class Screen(Console):
         self.failure: OSError | None = None
 
     def on_broken_pipe(self) -> None:
-        """Fall silent in place of ending the program, as rich does."""
-        self.quiet = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # Python writes its buffer once more at exit
-        os.dup2(nowhere, self.file.fileno())
-        os.close(nowhere)
+        """Leave it to `__exit__`, in place of ending the program, as rich does."""
+        raise BrokenPipeError
 
     def __exit__(self, *error: Any) -> None:
         """Write the output, and fall silent if that fails."""
         try:
             super().__exit__(*error)
-        except BrokenPipeError:  # of a rich that does not know `on_broken_pipe`
-            self.on_broken_pipe()
         except OSError as failure:
-            self.failure = failure
-            self.on_broken_pipe()
+            self.failure = None if isinstance(failure, BrokenPipeError) else failure
+            self.quiet = True
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # Python writes its buffer once more at exit
+            os.dup2(nowhere, self.file.fileno())
+            os.close(nowhere)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,8 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # escape characters that their encoding lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    command = argv[0] if argv else "--help"
     try:
-        return _outcome(argv[0] if argv else "--help", argv[1:])
+        return _outcome(f"hamu {command}", argv[1:], partial(_run, command))
     finally:  # after the message: other processes of the run end this one as soon as they are gone
         if "torch" in sys.modules:
             from hamu.core.distributed import leave
@@ -88,28 +86,35 @@ def main(argv: list[str] | None = None) -> int:
 
 def run_experiments(argv: list[str], run: _Run) -> int:
     """Run a command of its own, with the same messages and exit codes; see `main`."""
-    return _outcome("experiments", argv, run)
+    return _outcome("python -m experiments", argv, partial(_run_loaded, "experiments", run))
 
 
-def _outcome(command: str, argv: list[str], run: _Run | None = None) -> int:
+def _outcome(title: str, argv: list[str], run: Callable[[list[str], Screen], int]) -> int:
     """Run a command; the error in one line, and the exit code."""
-    title = "python -m experiments" if run is not None else f"hamu {command}"
+    screen = Screen()
     try:
-        return _run(command, [word for word in argv if word != "--debug"], title, run)
+        code = run([word for word in argv if word != "--debug"], screen)
     except Exception as error:
         if "--debug" in argv:
             raise
-        _complain(one_line(f"{title}: {_reason(error)}"))
-        return 2
+        return _failed(f"{title}: {_reason(error)}", 2)
     except Interrupted as end:
         from hamu.core.distributed import is_main
 
-        if is_main():
-            _complain(f"{title}: {end}")
-        return 128 + end.signal
+        code = 128 + end.signal
+        return _failed(f"{title}: {end}", code) if is_main() else code
     except KeyboardInterrupt:
-        _complain(f"{title}: interrupted")
-        return 130
+        return _failed(f"{title}: interrupted", 130)
+    if screen.failure is None:
+        return code
+    saved = "what the command writes into files is there"
+    why = f"standard output cannot be written: {first_line(screen.failure)}; {saved}"
+    return _failed(f"{title}: {why}", code or 2)
+
+
+def _failed(text: str, code: int) -> int:
+    print(one_line(text), file=sys.stderr, flush=True)
+    return code
 
 
 def _reason(error: Exception) -> str:
@@ -131,35 +136,24 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
 
 
-def _complain(text: str) -> None:
-    """Print an error; where standard error is gone, the exit code alone tells."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
-
-
-def _run(command: str, argv: list[str], title: str, run: _Run | None) -> int:
-    screen, code = Screen(), 0
+def _run(command: str, argv: list[str], screen: Screen) -> int:
     if command in ("--version", "-h", "--help"):
         version = f"hamu {importlib.import_module('hamu').__version__}"
         screen.print(version if command == "--version" else _USAGE, soft_wrap=True)
-    elif run is None and command not in COMMANDS:
+        return 0
+    if command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
-    elif command == "methods":
-        _methods(argv, screen)
-    else:
-        code = _run_loaded(command, argv, screen, run)
-    if screen.failure is not None:
-        why = (
-            f"standard output cannot be written: {first_line(screen.failure)}; what the command "
-            f"writes into files is there"
-        )
-        if not code:
-            raise HamuError(why)
-        _complain(one_line(f"{title}: {why}"))
-    return code
+    if command == "methods":
+        return _methods(argv, screen)
+
+    def run(argv: list[str], screen: Console) -> int:
+        found: int = importlib.import_module("hamu.cli.commands").run(command, argv, screen)
+        return found
+
+    return _run_loaded(command, run, argv, screen)
 
 
-def _run_loaded(command: str, argv: list[str], screen: Screen, run: _Run | None) -> int:
+def _run_loaded(command: str, run: _Run, argv: list[str], screen: Screen) -> int:
     """Load the libraries and run a command."""
     if sys.platform == "win32":
         raise HamuError(
@@ -174,8 +168,6 @@ def _run_loaded(command: str, argv: list[str], screen: Screen, run: _Run | None)
         raise HamuError(f"{command} runs in one process; start it without torchrun")
     screen.quiet = not is_main()
     with handling(_at_once):
-        if run is None:
-            run = partial(importlib.import_module("hamu.cli.commands").run, command)
         return run(argv, screen)
 
 
@@ -185,7 +177,7 @@ def _at_once(number: int, frame: FrameType | None) -> None:
     raise Interrupted(f"interrupted by {name}; what it had not saved is lost", number)
 
 
-def _methods(argv: list[str], screen: Screen) -> None:
+def _methods(argv: list[str], screen: Screen) -> int:
     """Print the table of methods."""
     from rich import box
     from rich.table import Table
@@ -202,6 +194,7 @@ def _methods(argv: list[str], screen: Screen) -> None:
         table.add_row(row.name, retain, forget, row.summary, row.source)
     lowered = "The retain objective is lowered, the forget objective raised."
     screen.print(table, f"{lowered} Choose one with --method.")
+    return 0
 
 
 def keep_freed_memory() -> None:
