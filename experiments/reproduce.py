@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -22,12 +21,12 @@ from hamu.errors import HamuError, Interrupted, handling, unknown
 from hamu.files import MINIATURE, located
 from hamu.report.tables import plain_table
 from hamu.unlearning.compare.children import Call, Children
-from hamu.unlearning.compare.runs import Plan, Row, check_same_inputs
+from hamu.unlearning.compare.runs import Plan, Row
 from hamu.unlearning.jobs.comparison import run_job, run_waiting
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import Parser, every_option, settings_of
 from hamu.unlearning.jobs.tasks import task_name
-from hamu.unlearning.record.inputs import text_digest
+from hamu.unlearning.record.inputs import differing, read_inputs, text_digest
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 
@@ -284,10 +283,10 @@ def _run_stage(
     stale: set[str],
 ) -> None:
     scale = stage.scale
-    with RunFolder(stage.runs, resume=True) as folder, TemporaryDirectory(prefix="hamu-") as place:
+    with RunFolder(stage.runs, resume=True) as folder:
         order = Order(stage, experiments)
         for similar in order.settings_of_data:
-            training = stage.training(Path(place), similar)
+            training = stage.training(similar)
             if training is not None:
                 of = ", on the paraphrases too" if similar else ""
                 console.print(f"training the original model by the settings {scale.recipe}{of}")
@@ -298,7 +297,7 @@ def _run_stage(
         for one in experiments:
             rows: dict[str, Row] = {}
             finished: dict[str, Path] = {}
-            while plans := _not_in(rows, order.plans(one, Path(place), every_option)):
+            while plans := _not_in(rows, order.plans(one)):
                 runs = PaperRuns(folder, plans, every_option, lambda: stage.inputs)
                 instead = " in place of longer ones that failed" if rows else ""
                 before = len(runs) - len(runs.waiting)
@@ -309,9 +308,22 @@ def _run_stage(
                 rows |= {row["run"]: row for row in runs.rows}
                 finished |= runs.folders()
                 for runs_of_one in order.by_model(finished):
-                    check_same_inputs(runs_of_one, of=("original model",))
+                    _check_same_original(runs_of_one)
                 order.pass_over(rows)
             _write(one, order.result(one, rows), output, console, stale)
+
+
+def _check_same_original(runs: Mapping[str, Path]) -> None:
+    """Check that runs, by name, have started from the same model."""
+    key = "original model"
+    models = {name: {key: read_inputs(run).get(key)} for name, run in runs.items()}
+    first = next(iter(models), "")
+    for name, model in models.items():
+        if differing(models[first], model):
+            raise HamuError(
+                f"{name} had another {key} than {first}, so that they do not compare; remove the folder that is out of "
+                f"date, and run it again"
+            )
 
 
 def _not_in(rows: Mapping[str, Row], plans: Iterable[Plan]) -> list[Plan]:

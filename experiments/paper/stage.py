@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from experiments.paper.batches import Batches
 from experiments.paper.experiment import Experiment, Measured, Scale, Trained, Wanted
@@ -41,7 +40,9 @@ from hamu.files import (
 )
 from hamu.models.language import base_of
 from hamu.unlearning.compare.children import Call
-from hamu.unlearning.compare.runs import Plan, Row, this_environment
+from hamu.unlearning.compare.runs import Plan, Row, written_environment
+from hamu.unlearning.jobs.settings import every_option
+from hamu.unlearning.record import versions
 from hamu.unlearning.record.inputs import (
     Inputs,
     digests_in,
@@ -137,11 +138,10 @@ class Stage:
                     f"the data {source} are not there; say with --data_dir where they are"
                 )
 
-    def training(self, place: Path, similar: bool = False) -> Call | None:
+    def training(self, similar: bool = False) -> Call | None:
         """Settings that train an original model on its fraction of the data; None if it is there.
 
         Args:
-            place: a folder for the settings.
             similar: whether it is that of the data with paraphrases.
         """
         folder = self._original(similar)
@@ -160,10 +160,8 @@ class Stage:
             settings.setdefault("test_data", self._place_of("test_data"))
         batch = int(settings.get("per_device_train_batch_size", 128))
         settings["per_device_train_batch_size"] = max(1, round(batch * self.train_fraction))
-        path = place / f"{folder.name}-train.yaml"
-        path.write_text(yaml.safe_dump(settings), encoding="utf-8")
         begun = (folder / CONFIG).is_file()
-        how = {"resume": True} if begun else {"config": str(path), "overwrite": True}
+        how = {"resume": True} if begun else {**settings, "overwrite": True}
         return Call("the original model", "train", how | {"output_dir": str(folder)})
 
     @cached_property
@@ -228,7 +226,7 @@ class Stage:
                 {name: settings[name] for name in one.takes if name in settings}, {}
             ),
             "inputs": _digests(inputs),
-            "environment": this_environment(self._device),
+            "environment": written_environment({"device": self._device, "versions": versions()}),
             "date": datetime.now(UTC).date().isoformat(),
         }
 
@@ -288,26 +286,19 @@ class Order:
         self._failed |= {run for run in self._made.values() if rows.get(run.name, {}).get("failed")}
         self._made = longest(self._asked, self._finished, self._whole, self._failed)
 
-    def plans(
-        self, one: Experiment, place: Path, options_of: Callable[[Path], Mapping[str, Any]]
-    ) -> list[Plan]:
-        """Every run that is made or taken for an experiment, its settings in a file of a folder."""
+    def plans(self, one: Experiment) -> list[Plan]:
+        """Every run that is made or taken for an experiment."""
         runs = [self._made[run_of(settings)] for settings in self._settings[one.name].values()]
-        return [self._planned(run, place, options_of) for run in dict.fromkeys(runs)]
+        return [self._planned(run) for run in dict.fromkeys(runs)]
 
-    def _planned(
-        self, run: PaperRun, place: Path, options_of: Callable[[Path], Mapping[str, Any]]
-    ) -> Plan:
+    def _planned(self, run: PaperRun) -> Plan:
         """A longer run that is at hand has the settings of the run that it serves."""
         own = next(
             settings for other, settings in self._asked.items() if other.setting == run.setting
         )
-        path = place / f"{run.name}.yaml"
-        path.write_text(
-            yaml.safe_dump({**own, "num_train_epochs": run.epochs}, allow_unicode=True),
-            encoding="utf-8",
-        )
-        return Plan(run.name, {"setting": run.setting, **vars(run)}, path, options_of(path))
+        settings = {**own, "num_train_epochs": run.epochs}
+        columns = {"setting": run.setting, **vars(run)}
+        return Plan(run.name, columns, settings, every_option(settings))
 
     def result(self, one: Trained | Measured, rows: Mapping[str, Row]) -> dict[str, Any]:
         """Result of an experiment.

@@ -329,7 +329,7 @@ def test_a_row_says_whether_a_run_was_interrupted_whatever_its_reason(tmp_path):
             yield Ended("ga", 1.0, "interrupted, or so it says", False)
             yield Ended("kl", 1.0, "saved", True)
 
-    plans = [Plan(name, columns(name), tmp_path / "settings.yaml", {}) for name in ("ga", "kl")]
+    plans = [Plan(name, columns(name), {}, {}) for name in ("ga", "kl")]
     runs = Runs(RunFolder(tmp_path, resume=True), plans, lambda path: {})
     ends = [(row["ended"], row["failed"]) for row in runs.run(Calls())]
     assert ends == [("failed", "interrupted, or so it says"), ("interrupted", "saved")]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from run_files import write_rows
 
 from experiments.paper import EXPERIMENTS, Scale, Trained
@@ -146,8 +145,8 @@ def test_an_original_may_be_trained_on_more_data_than_the_runs_read(similar, tmp
     def prompts(settings):
         return {record.prompt: record for record in read_text(settings["data"]).records}
 
-    call = stage.training(tmp_path, similar)
-    training = yaml.safe_load(Path(call.options["config"]).read_text())
+    call = stage.training(similar)
+    training = call.options
     run = stage.settings(replace(stage.scale.wanted("gdiff", 1), similar=similar))
     assert len(prompts(training)) == 40
     assert len(prompts(run)) == 10

@@ -7,8 +7,7 @@ unlearn` in its own folder: begun, gone on with, or finished.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -22,10 +21,9 @@ from hamu.evaluation import gains as pareto
 from hamu.evaluation.attacks import RELEARN_RETAIN, UNLEARNED, AttackResult
 from hamu.evaluation.gains import Gains, Level, gains_of, state_at
 from hamu.evaluation.membership import auc_of
-from hamu.files import COMPARISON, CONFIG, EVALUATION, INPUTS, RECORD, parse_json, read_json
+from hamu.files import COMPARISON, CONFIG, EVALUATION, RECORD, parse_json, read_json
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.goals import kind_in
-from hamu.unlearning.record import versions
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.run_folder import RunFolder
 
@@ -103,17 +101,6 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
         key: value if all(one[key] == value for one in found) else _averaged(found, key)
         for key, value in (found[0] if found else {}).items()
     } or None
-
-
-def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None) -> None:
-    """Check that runs, by name, have the same inputs: those named in `of`, or all."""
-    first, inputs = next(iter(runs), ""), {name: read_inputs(run) for name, run in runs.items()}
-    for name, read in inputs.items():
-        kept = {key: entry for key, entry in read.items() if of is None or key in of}
-        other = differing(inputs[first], kept)
-        if other is not None:
-            had = f"{name} had another {other} than {first}, so that they do not compare"
-            raise HamuError(f"{had}; remove the folder that is out of date, and run it again")
 
 
 def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
@@ -229,9 +216,7 @@ def _mean(rows: list[Row]) -> Row:
     row = {key: rows[0].get(key) for key in _SHARED} | {"runs": len(rows)}
     further = dict.fromkeys(key for one in rows for key in one if key.startswith(METRIC))
     row |= {key: _averaged(rows, key) for key in (*_AVERAGED, *further)}
-    # each end once, with its count where there are several: "all steps 2, criterion 1"
-    ends = Counter(one["ended"] for one in rows).most_common()
-    row["ended"] = ", ".join(end if len(ends) == 1 else f"{end} {count}" for end, count in ends)
+    row["ended"] = ", ".join(dict.fromkeys(one["ended"] for one in rows))
     everywhere = all(one.get("at_gain") is not None for one in rows)
     row["at_gain"] = _averaged(rows, "at_gain") if everywhere else None
     return row | {"joint_gain": {"mean": _gains(row).joint, "deviation": None}}
@@ -261,11 +246,6 @@ def written_environment(environment: Mapping[str, Any]) -> str:
     return f"{environment['device']}, {numbers}"
 
 
-def this_environment(device: str) -> str:
-    """The environment of this process on a device, as text."""
-    return written_environment({"device": device, "versions": versions()})
-
-
 def differing_environments(runs: Mapping[str, str | None]) -> str:
     """The differences between known environments of runs, and whose each is; "" without any."""
     names: dict[str, list[str]] = {}
@@ -283,18 +263,18 @@ def differing_environments(runs: Mapping[str, str | None]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is to be: its folder's name, own columns, file of settings, and all options."""
+    """A run that is to be: its folder's name, own columns, settings, and all options."""
 
     name: str
     columns: Row
-    settings: Path
+    settings: Mapping[str, Any]
     options: Mapping[str, Any]
 
 
 class Runs:
     """The runs, and what has come out of them so far.
 
-    `options_of` reads the config.yaml of an earlier run, `inputs` what runs read now; `overwrite`
+    `options_of` tells all options by some, `inputs` reads what runs read now; `overwrite`
     replaces runs that had other settings or inputs. Each run is given `options` beside its
     settings; for `level` and `best` see `Comparison`. A HamuError names a run that is in the place
     of another.
@@ -307,7 +287,7 @@ class Runs:
         self,
         folder: RunFolder,
         plans: Iterable[Plan],
-        options_of: Callable[[Path], Mapping[str, Any]],
+        options_of: Callable[[Mapping[str, Any]], Mapping[str, Any]],
         inputs: Callable[[], Inputs] = dict,
         *,
         overwrite: bool = False,
@@ -406,17 +386,14 @@ class Runs:
             if not self._overwrite:
                 raise HamuError(f"{place} holds a run with {difference}; {self.remedy}")
         RunFolder(place, overwrite=True)  # refuses what is not of a run
-        settings = {"config": str(plan.settings), "overwrite": True}
-        return Call(plan.name, "unlearn", settings | output)
+        return Call(plan.name, "unlearn", {**plan.settings, "overwrite": True, **output})
 
     def _difference(self, place: Path, plan: Plan) -> str | None:
         """The difference of an earlier run from the one planned in its place; None without."""
-        was = self._options_of(place / CONFIG)
+        was = self._options_of({"config": str(place / CONFIG)})
         for name, now in plan.options.items():
             if name != "output_dir" and was[name] != now:
                 return f"{name} {was[name]}, not {now}"
-        if not (place / INPUTS).is_file():
-            return f"no {INPUTS}"
         other = differing(read_inputs(place), self._inputs())
         return other and f"another {other} than there is now"
 

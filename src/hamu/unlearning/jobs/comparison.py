@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from hamu import files
@@ -24,8 +22,8 @@ from hamu.report.pictures import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Call, Children
-from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
-from hamu.unlearning.jobs.options import CompareOptions
+from hamu.unlearning.compare.runs import Comparison, Plan, Runs, trajectory
+from hamu.unlearning.jobs.options import IN_FILES, NOT_TAKEN, CompareOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import RunFolder, holds_a_comparison
@@ -68,15 +66,14 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     task.run.resume = holds_a_comparison(Path(str(args.output_dir)))
     folder, problem = task.start()
     task.settle_adapter()
-    own = {*vars(asked), *vars(attacks), "output_dir"}
+    own = {*vars(asked), *vars(attacks), *NOT_TAKEN["compare"], "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}
-    with folder, TemporaryDirectory(prefix="hamu-") as place:
 
-        def planned(grid: Iterable[Cell]) -> list[Plan]:
-            parts = [(cell.name, cell.columns(), cell.settings(shared)) for cell in grid]
-            return [_planned(*one, Path(place)) for one in parts]
+    def planned(grid: Iterable[Cell]) -> list[Plan]:
+        return [_planned(cell.name, cell.columns(), cell.settings(shared)) for cell in grid]
 
-        plans = planned(grid)
+    plans = planned(grid)
+    with folder:
         folder.prepare()
         runs = Runs(
             folder,
@@ -120,7 +117,8 @@ def _attack(
         path = run / files.ATTACK_FOLDER / files.ATTACK
         if not path.is_file() or read_json(path)["settings"] != asdict(attacks):
             places = {"model": str(run / files.MODEL), "output_dir": str(path.parent)}
-            options = asked | {"config": str(plan.settings), "overwrite": True} | places
+            taken = {n: value for n, value in plan.settings.items() if n in IN_FILES["attack"]}
+            options = taken | asked | {"overwrite": True} | places
             calls[plan.name] = Call(plan.name, "attack", options)
     ended = children.make([*calls.values()])
     with handling(children.ask_to_end), task_bar(console, shown=bool(calls)) as bar:
@@ -147,18 +145,15 @@ def _states(runs: Runs, plans: Iterable[Plan]) -> Iterator[Plan]:
     steps: Mapping[str, Any] = {row["run"]: row.get("at_evaluated") for row in runs.rows}
     for plan in plans:
         if steps.get(plan.name):
-            content = yaml.safe_load(plan.settings.read_text())
-            content |= {"max_steps": int(steps[plan.name])}
+            settings = {**plan.settings, "max_steps": int(steps[plan.name])}
             columns = {**plan.columns, "setting": f"{plan.columns['setting']}-at"}
-            yield _planned(f"{plan.name}-at", columns, content, plan.settings.parent)
+            yield _planned(f"{plan.name}-at", columns, settings)
 
 
-def _planned(name: str, columns: dict[str, Any], content: Mapping[str, Any], place: Path) -> Plan:
-    """The settings of a run in a file, once they fit together."""
-    path = place / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(dict(content), allow_unicode=True), encoding="utf-8")
+def _planned(name: str, columns: dict[str, Any], settings: Mapping[str, Any]) -> Plan:
+    """A run, once its settings fit together."""
     try:
-        return Plan(name, columns, path, every_option(path))
+        return Plan(name, columns, settings, every_option(settings))
     except HamuError as error:
         raise HamuError(f"{name}: {error}") from error
 
@@ -166,7 +161,6 @@ def _planned(name: str, columns: dict[str, Any], content: Mapping[str, Any], pla
 def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
     """Save the tables and the picture."""
     finished = runs.folders()
-    check_same_inputs(finished)
     comparison = runs.comparison()
     contents = (csv_table(comparison.rows), markdown_page(comparison), latex_page(comparison))
     for name, content in zip(files.COMPARISON_TABLES, contents, strict=True):
@@ -205,9 +199,6 @@ def run_waiting(runs: Runs, children: Children, console: Console, command: str) 
 
 def _check_not_interrupted(children: Children, left: int) -> None:
     if children.asked_by and left:
-        runs = "1 run is" if left == 1 else f"{left} runs are"
-        raise Interrupted(
-            f"interrupted by {signal.Signals(children.asked_by).name}; {runs} not finished; the "
-            f"same command goes on",
-            children.asked_by,
-        )
+        name = signal.Signals(children.asked_by).name
+        why = f"interrupted by {name}; not finished: {left}; the same command goes on"
+        raise Interrupted(why, children.asked_by)

@@ -155,9 +155,9 @@ def settings_of_run(config: Path, **changes: Any) -> Settings:
     return settings_of("unlearn", {"config": str(config), **changes})
 
 
-def every_option(config: Path) -> dict[str, Any]:
-    """The value of every option of unlearn by a config.yaml, given or not."""
-    found = settings_of_run(config)
+def every_option(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of every option of unlearn, given or not."""
+    found = settings_of("unlearn", options)
     return {f.name: getattr(one, f.name) for one in found.options for f in dataclasses.fields(one)}
 
 
