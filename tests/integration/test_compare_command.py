@@ -83,18 +83,8 @@ def test_a_comparison_that_is_broken_off_goes_on_and_ends_as_if_it_had_not_been(
     for name in NAMES:
         for place in (f"{name}/model/model.safetensors", f"{name}/steps.jsonl"):
             assert (runs / place).read_bytes() == (whole / place).read_bytes()
-    rows = {row["run"]: row for row in csv.DictReader((runs / "comparison.csv").open())}
-    assert set(rows) == set(NAMES)
-    for name, row in rows.items():
-        evaluation, record = (read(runs / name / f"{f}.json") for f in ("evaluation", "record"))
-        old, new = (evaluation[role]["forget"]["loss"] for role in ("before", "after"))
-        assert float(row["forget_gain"]) == new - old
-        assert row["ended_because"] == record["steps"]["ended_because"]
-        kept = "" if name.startswith("gdiff") else str(record["promise"]["kept"])
-        assert row["promise_kept"] == kept
-        settings = yaml.safe_load((runs / name / "config.yaml").read_text())
-        constraint = float(row["constraint"]) if row["constraint"] else None
-        assert (settings["method"], settings.get("constraint")) == (row["method"], constraint)
+    with open(runs / "comparison.csv") as rows:
+        assert sorted(row["run"] for row in csv.DictReader(rows)) == sorted(NAMES)
     before = {p: p.stat().st_mtime_ns for p in runs.rglob("model.safetensors")}
     fewer = compare(*GRID[:2], "--constraints", 0.25, *GRID[-2:])[1]
     assert "not in this table: 2 more in runs" in fewer
@@ -251,13 +241,8 @@ def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_m
 
 def test_a_damaged_file_is_named_with_what_to_remove(compare, tmp_path):
     assert compare(*ONE)[0] == 0
-    summary, path = tmp_path / "runs/comparison.json", tmp_path / "runs" / FT / "evaluation.json"
-    whole = path.read_bytes()
-    summary.write_text('{"start": ')
-    code, out, _ = compare(*ONE)
-    assert (code, "1 runs, 1 of them finished before" in out) == (0, True), "times alone are lost"
-    assert [row["seconds"] for row in read(summary)["runs"]] == [None]
-    path.write_bytes(whole[:300])
+    path = tmp_path / "runs" / FT / "evaluation.json"
+    path.write_bytes(path.read_bytes()[:300])
     code, _, err = compare(*ONE)
     assert code == 2
     assert err.startswith(f"hamu compare: runs/{FT}/evaluation.json is damaged: ")

@@ -39,12 +39,10 @@ def test_rows_may_be_a_list(saved_model, tmp_path):
     assert done.figures["after"]["forget"]["samples"] == 2
 
 
-@pytest.mark.parametrize("job", ["train", "assess", "unlearn", "evaluate", "attack", "compare"])
-def test_an_unknown_option_is_refused_with_the_closest(job):
-    with pytest.raises(
-        hamu.HamuError, match="unrecognized arguments: --modle=resnet8; did you mean --model"
-    ):
-        getattr(hamu, job)(modle="resnet8")
+def test_an_unknown_option_is_refused_with_the_closest():
+    message = "unrecognized arguments: --modle=resnet8; did you mean --model"
+    with pytest.raises(hamu.HamuError, match=message):
+        hamu.evaluate(modle="resnet8")
 
 
 @pytest.mark.parametrize("code", [

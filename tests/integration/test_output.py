@@ -51,30 +51,18 @@ def test_a_full_disk_below_standard_output_is_reported_after_all_is_saved(
     assert err.count("\n") == 1
 
 
-def test_the_verdict_of_an_assessment_does_not_depend_on_who_reads_it(
-    tmp_path, output, broken_pipe, saved_model
-):
-    words = (
-        f"assess --data digits --forget_class 3 --model {saved_model} --assess_batches 1 "
-        "--curvature_samples 0 --output_dir"
-    ).split()
-    code = main([*words, str(tmp_path / "heard")])
-    output(broken_pipe)
-    assert main([*words, str(tmp_path / "unheard")]) == code
-    heard, unheard = ((tmp_path / f"{name}/assess.json") for name in ("heard", "unheard"))
-    assert unheard.read_text() == heard.read_text()
+def test_characters_that_the_encoding_lacks_are_escaped(tmp_path, output):
     with open(tmp_path / "ascii.txt", "w", encoding="ascii") as ascii_only:
         output(ascii_only)
-        assert main([*words, str(tmp_path / "ascii")]) == code
-    assert r"\u03ba" in (tmp_path / "ascii.txt").read_text()
+        assert main(["methods"]) == 0
+    assert r"\u" in (tmp_path / "ascii.txt").read_text()
 
 
-@pytest.mark.parametrize("line", ["--help", "--version", "report --help", "unlearn --help-all"])
-def test_help_may_be_cut_short_but_is_not_lost(line, output, broken_pipe, full, capfd):
+def test_help_may_be_cut_short_but_is_not_lost(output, broken_pipe, full, capfd):
     output(broken_pipe)
-    assert main(line.split()) == 0
+    assert main(["unlearn", "--help"]) == 0
     assert not capfd.readouterr().err
     broken_pipe.flush()  # as Python does in the end
     output(full)
-    assert main(line.split()) == 2
+    assert main(["unlearn", "--help"]) == 2
     assert "cannot be written: [Errno 28] No space left on device" in capfd.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_files import contents, read, read_rows, report_in, run, write_rows
+from run_files import read, read_rows, report_in, run, write_rows
 from safetensors.torch import load_file
 
 from hamu.data import read_text
@@ -110,9 +110,6 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     assert re.search(rf"PrivLeak +{report['privleak']:.4g}", capsys.readouterr().out)
     assert run(f"evaluate --data train.jsonl {job} --model {TRAINED} --output_dir unknown") == 0
     assert report_in("unknown")["privleak"] is None
-    assert re.search("PrivLeak +not measured", capsys.readouterr().out)
-    knows_all = {"retain_model": {"membership_inference": {"min_k_40": 1.0}}}
-    assert tasks.privleak_of(report | knows_all) is None, "it would divide by 0"
 
 
 def test_an_adapter_is_unlearned_in_place_and_merged_where_it_is_and_nowhere_else(adapter):
@@ -126,12 +123,9 @@ def test_an_adapter_is_unlearned_in_place_and_merged_where_it_is_and_nowhere_els
         assert torch.equal(tensor, merged[name]) != adapted, name
 
 
-@pytest.mark.parametrize("line", [
-    f"evaluate {FORGET} --model lora/model --original_model {TRAINED}",
-    f"unlearn {FORGET} --model lora/model",  # whose base model lies there
-])  # fmt: skip
-def test_no_output_may_lie_where_any_model_is_read(line, adapter, capsys):
-    assert run(f"{line} --output_dir original --overwrite") == 2
+def test_no_output_may_lie_where_any_model_is_read(adapter, capsys):
+    job = f"unlearn {FORGET} --model lora/model"  # whose base model lies there
+    assert run(f"{job} --output_dir original --overwrite") == 2
     assert "overlap" in capsys.readouterr().err
     assert Path(TRAINED, "model.safetensors").is_file()
 
@@ -182,23 +176,6 @@ def test_a_retain_model_may_share_the_originals_tokenizer():
     assert run(f"train {FORGET} {model} {FEW}") == 0
     ours, theirs = (read(f"{folder}/tokenizer.json") for folder in ("retain/model", TRAINED))
     assert ours["model"] == theirs["model"]
-
-
-def test_a_run_that_ends_before_its_first_step_leaves_an_earlier_one(capsys):
-    job = f"unlearn {FORGET} --model {TRAINED} {FEW}"
-    assert run(f"{job} {EASY} --output_dir earlier") == 0
-    before = contents()
-    saving = "--save_strategy steps --save_steps 1"  # a checkpoint would replace it
-    skipping = "--constraint 1e6 --constraint_mode absolute --stopping off --on_infeasible skip"
-    none = "no step was taken, the model is as it was: "
-    for settings, why in (
-        (f"{EASY} --max_retain_loss 0.01 --output_dir earlier --overwrite", "the retain loss of a"),
-        (f"{skipping} --max_steps 2 --output_dir new", "2 tried, and the last one skipped as the"),
-    ):
-        capsys.readouterr()
-        assert run(f"{job} {saving} {settings}") == 2
-        assert none + why in capsys.readouterr().err
-        assert contents() == before
 
 
 def test_a_long_record_is_cut_and_counted_and_plain_text_gets_no_answers(capsys):

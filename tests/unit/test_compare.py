@@ -84,23 +84,6 @@ def test_a_screen_shows_the_columns_that_it_has_room_for_whole():
         assert re.search(r"pcgrad-one-sided +\+1 +\+0.5", shown)
         assert ("12" in shown) == ("no room for" not in shown) == (width == 200)
         assert max(map(len, shown.splitlines())) <= width
-    rows = [
-        row(
-            "pcgrad-one-sided",
-            seed,
-            at_gain=-1.0,
-            relearned=0.5,
-            constraint=0.0123 * seed,
-            **figures,
-        )
-        for seed in (1, 2)
-    ]
-    means = compared(*(one | {"setting": "one", "at_gain": -0.1234 * one["seed"], "forget_gain": 0.1111 * one["seed"],
-                              "retain_gain": -0.1234 * one["seed"]} for one in rows)).means  # fmt: skip
-    console = Console(width=80, file=io.StringIO(), force_terminal=True, no_color=True)
-    console.print(Fitted(means))
-    shown = Text.from_ansi(console.file.getvalue()).plain
-    assert max(map(len, shown.splitlines())) <= 80
     piped = Console(width=40, file=io.StringIO())
     piped.print(Fitted(rows), crop=False)
     assert all(one in piped.file.getvalue() for one in ("75.0%", "12", "all steps"))
