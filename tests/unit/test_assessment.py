@@ -313,7 +313,7 @@ NEXT_TO_NOTHING = "It will be very hard: this demand costs nothing, but it forge
         ([0.5], 100.0, 4, "Do not start with this demand, which no step can meet"),
         ([0.9995], 0.5, 4, "do not start: only 3.2% of what is possible is free"),
         ([0.9992], 0.02, 0, NEXT_TO_NOTHING),
-        ([1.0, 1.0], 0.5, 4, "do not start: only 0.0% of what is possible is free"),
+        ([1.0, 1.0], 0.5, 4, "do not start: no demand is free"),
     ],
 )
 def test_it_answers_how_hard_it_will_be_and_whether_to_start(
