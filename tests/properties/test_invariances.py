@@ -1,7 +1,5 @@
 """Units, the order of blocks, memory layout, packing and the variant's sign leave weights alone."""
 
-import itertools
-
 import pytest
 import torch
 from helpers import (
@@ -13,11 +11,10 @@ from helpers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from hamu import HamuQ, HamuU, PairGram, build_method
+from hamu import HamuQ, HamuU, PairGram
 from hamu.core.gram_meter import GramMeter, gram_of_rows
-from hamu.core.methods import Weights, method_classes
+from hamu.core.methods import Weights
 
 SUMS = ("retain_sq", "forget_sq", "dot")
 seeds = st.integers(0, 10**6)
@@ -71,44 +68,6 @@ def test_hamu_u_is_hamu_q_with_the_negated_sides_exchanged(distribution, seed, s
     u, q = HamuU(share, **settings).weigh(gram), HamuQ(share, **settings).weigh(exchanged)
     assert torch.equal(u.retain, -q.forget)
     assert torch.equal(u.forget, -q.retain)
-
-
-class _NoHostRead(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert func is not torch.ops.aten._local_scalar_dense.default, "read on the host"
-        return func(*args, **(kwargs or {}))
-
-
-def every_method():
-    methods = [build_method(n) for n, cls in method_classes().items() if not cls.first_memory]
-    settings = itertools.product(
-        (HamuQ, HamuU),
-        ("absolute", "relative"),
-        ("norm_product", "uniform", (1, 2, 3, 4)),
-        ("gradient", 0.5),
-    )
-    methods += [cls(0.5, constraint_mode=m, distribution=d, radius=r) for cls, m, d, r in settings]
-    return methods + [HamuQ(stopping=criterion) for criterion in ("any", "global", "off")]
-
-
-def name_of(method):
-    return f"{method.name} {getattr(method, 'distribution', '')}"
-
-
-@pytest.mark.parametrize("method", every_method(), ids=name_of)
-def test_methods_decide_nothing_on_the_host(method):
-    gram = random_gram(0)
-    with _NoHostRead():
-        method.weigh(gram.scaled(*gram.clip_factors(1.0))), gram.is_finite()
-    abstract = PairGram(*(torch.empty(4, dtype=torch.float64, device="meta") for _ in range(3)))
-    weights = method.weigh(abstract.scaled(*abstract.clip_factors(1.0)))
-    assert weights.retain.shape == weights.forget.shape == (4,)
-    assert weights.retain.dtype == weights.forget.dtype == torch.float64
-
-
-def test_reading_a_value_on_the_host_would_be_noticed():
-    with pytest.raises(AssertionError, match="read on the host"), _NoHostRead():
-        bool(torch.ones(()) > 0)
 
 
 def assert_measured(gram, i, r, f):

@@ -1,4 +1,4 @@
-"""The closed form is optimal: against SLSQP, Theorem 4.1, its corollary and Theorem 4.4."""
+"""The closed form is optimal, against SLSQP; where it must hurt, by Theorem 4.4."""
 
 import math
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from hamu import HamuQ, HamuU, PairStep
+from hamu import HamuQ, HamuU
 
 angles = st.floats(1e-5, math.pi - 1e-5) | st.sampled_from(
     [1e-5, 1e-3, math.pi / 2, math.pi - 1e-3]
@@ -79,40 +79,11 @@ def test_no_solver_finds_a_better_step_and_both_constraints_hold(
         assert ours <= best + 1e-7
 
 
-@pytest.mark.parametrize("method", [HamuQ, HamuU])
-@given(spec=block, seed=seeds, share=st.floats(1e-4, 1.0))
-def test_the_promised_change_is_the_optimal_value_of_theorem_1(method, spec, seed, share):
-    retain, forget, [(g_o, g_c)] = problem([spec], seed, method is HamuQ)
-    gram = measure(retain, forget)
-    R, square = g_o.norm(), g_c.norm() ** 2
-    Q = share * R * g_c.norm()
-    step = PairStep(gram, method(Q.item()).weigh(gram), gram.clip_factors(None), "step")
-    kappa, kappa_1 = g_o.dot(g_c), -Q * g_o.norm() / R
-    perpendicular = (g_o - kappa / square * g_c).norm()
-    rectified = kappa * Q / square - perpendicular * (R**2 - Q**2 / square).clamp(min=0).sqrt()
-    optimum = torch.where(kappa <= kappa_1, -R * g_o.norm(), rectified)
-    promised = step.promised_retain_change if method is HamuQ else -step.promised_forget_change
-    # At a share of 1 the root above turns the rounding of its argument, 1e-16, into 1e-8.
-    assert abs(promised - optimum) <= 1e-7 * R * g_o.norm()
-
-
 def cost_of(method, weights, gram):
     """Change of the objective for the worse, by block, in units of its squared norm."""
     if method is HamuQ:
         return -(weights.retain * gram.retain_sq + weights.forget * gram.dot) / gram.retain_sq
     return (weights.retain * gram.dot + weights.forget * gram.forget_sq) / gram.forget_sq
-
-
-@pytest.mark.parametrize("method", [HamuQ, HamuU])
-@given(share=st.floats(1e-4, 1.0), log_retain=log_norms, log_forget=log_norms)
-def test_the_cost_never_falls_as_kappa_grows(method, share, log_retain, log_forget):
-    cosines = torch.linspace(-1, 1, 401, dtype=torch.float64)
-    norms = torch.full_like(cosines, 10**log_retain), torch.full_like(cosines, 10**log_forget)
-    gram = gram_at(*norms, cosines)
-    weights = method(share, constraint_mode="relative").weigh(gram)
-    cost = cost_of(method, weights, gram)
-    assert (cost.diff() >= -1e-7).all()
-    assert cost[-1] > cost[0] + 1e-3 * share
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
