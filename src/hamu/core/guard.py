@@ -142,8 +142,8 @@ class StepGuard:
             assert status is not None
             norms: Tensor = getattr(step.gram, f"{side}_norm")
             at_most = status.fraction.clamp(max=1.0) * status.radius * norms
-            demand = at_most.cpu() * self._rates
-            scale = step.clip[SIDES.index(side)].cpu() * (1.0 if side == "forget" else -1.0)
+            demand = at_most * self._rates
+            scale = step.clip[SIDES.index(side)] * (1.0 if side == "forget" else -1.0)
             if self._corrects:
                 corrected = self._correct(side, demand, scale)
         along = {one: self._along(one) for one in self.keep if one in step.kept}
@@ -184,7 +184,7 @@ class StepGuard:
         `scale` is that of the gain over the kept gradient's own.
         """
         pair, grads = self._pair, self._step.kept[side]
-        squares = getattr(self._step.gram, f"{side}_sq").cpu()
+        squares = getattr(self._step.gram, f"{side}_sq")
         slack = 1e-5 if all(p.dtype == torch.float64 for p in pair.parameters) else 2e-4
         corrected = torch.zeros(len(demand), dtype=torch.bool)
         push = 1.0  # grows, for corrections below half of the weights' last digit

@@ -406,7 +406,7 @@ class PairedGradients:
         population = self._population if state.get("population") else None  # else another layout
         if population is not None:
             ours["half_life"] = self.half_life
-            theirs["half_life"] = state.get("half_life", self.half_life)  # older states lack it
+            theirs["half_life"] = state["half_life"]
         changes = [
             f"{key} {theirs.get(key)} (now {ours.get(key)})"
             for key in sorted(ours.keys() | theirs.keys())

@@ -80,8 +80,7 @@ class ConflictAverse(Method):
             value = 0.5 * (w * retain_sq + product + (1.0 - w) * forget_sq) + reach * norm(w)
             best = w.gather(0, value.argmin(0, keepdim=True))
             w = (best + width * 1e-3 * (2.0 * grid - 1.0)).clamp(0.0, 1.0)
-        scale = reach / norm(best)
-        scale = torch.where(torch.isfinite(scale), scale, torch.zeros_like(scale))
+        scale = ratio(reach, norm(best))
         return _of_the_whole(gram, 0.5 + scale * best, -(0.5 + scale * (1.0 - best)))
 
 

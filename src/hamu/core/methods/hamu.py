@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from numbers import Real
 from typing import ClassVar, Literal, get_args
 
@@ -153,7 +152,7 @@ class _Hamu(Method):
     def _distribute(self, reach: Tensor) -> tuple[Tensor, Tensor]:
         """q_i, the demand on each block, [L]; and the largest demand so divided, 0-dim."""
         if not isinstance(self.distribution, str):
-            shares = _constant(self.distribution, reach.device)
+            shares = reach.new_tensor(self.distribution)
             if shares.shape != reach.shape:
                 raise HamuError(
                     f"the constraint has {shares.numel()} shares, but there are {reach.numel()} "
@@ -200,12 +199,6 @@ def _checked_shares(values: Iterable[float]) -> tuple[float, ...]:
 def _number(value: object) -> float:
     """Value of a number; NaN for anything else."""
     return float(value) if isinstance(value, Real) else math.nan
-
-
-@lru_cache(maxsize=8)
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Constant on a device, sent once."""
-    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 @listed("hamu-q")
