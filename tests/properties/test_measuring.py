@@ -1,73 +1,13 @@
-"""Units, the order of blocks, memory layout, packing and the variant's sign leave weights alone."""
+"""Measuring the Gram: memory layout, packing, missing gradients and float32's range leave it alone."""
 
 import pytest
 import torch
-from helpers import (
-    EPS64,
-    combine,
-    flat,
-    measure,
-    random_gram,
-)
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers import combine, flat, measure
 
-from hamu import HamuQ, HamuU, PairGram
+from hamu import HamuQ, HamuU
 from hamu.core.gram_meter import GramMeter, gram_of_rows
-from hamu.core.methods import Weights
 
 SUMS = ("retain_sq", "forget_sq", "dot")
-seeds = st.integers(0, 10**6)
-scales = st.floats(-12, 12).map(lambda e: 10**e)
-variants = pytest.mark.parametrize("method", [HamuQ, HamuU])
-distributions = pytest.mark.parametrize(
-    "distribution", ["norm_product", "uniform", (1.0, 2.0, 0.0, 4.0)]
-)
-
-
-def assert_same_weights(ours, theirs, rtol=1e-9):
-    torch.testing.assert_close(ours.retain, theirs.retain, rtol=rtol, atol=0)
-    torch.testing.assert_close(ours.forget, theirs.forget, rtol=rtol, atol=0)
-
-
-@distributions
-@variants
-@given(seed=seeds, scale=scales, share=st.floats(0.01, 0.99))
-def test_units_of_the_gradients_do_not_matter(method, distribution, seed, scale, share):
-    gram = random_gram(seed)
-    relative = method(share, constraint_mode="relative", distribution=distribution)
-    assert_same_weights(relative.weigh(gram), relative.weigh(gram.scaled(scale, scale)))
-    demand = share * gram.retain_norm.dot(gram.forget_norm).item()
-    ours = method(demand, distribution=distribution).weigh(gram)
-    theirs = method(demand * scale**2, distribution=distribution).weigh(gram.scaled(scale, scale))
-    assert_same_weights(ours, theirs)
-    assert (ours.retain.abs() + ours.forget.abs() > 0).all()
-
-
-@distributions
-@variants
-@given(seed=seeds, order=st.permutations(range(4)))
-def test_permuting_the_blocks_permutes_the_weights(method, distribution, seed, order):
-    gram = random_gram(seed)
-    permuted = PairGram(gram.retain_sq[order], gram.forget_sq[order], gram.dot[order], EPS64)
-    shares = distribution
-    if not isinstance(distribution, str):
-        shares = tuple(distribution[i] for i in order)
-    ours = method(0.3, constraint_mode="relative", distribution=distribution).weigh(gram)
-    theirs = method(0.3, constraint_mode="relative", distribution=shares).weigh(permuted)
-    ours = Weights(ours.retain[order], ours.forget[order])
-    assert_same_weights(ours, theirs, rtol=1e-12)
-
-
-@distributions
-@given(seed=seeds, share=st.floats(0.01, 1.0))
-def test_hamu_u_is_hamu_q_with_the_negated_sides_exchanged(distribution, seed, share):
-    gram = random_gram(seed)
-    exchanged = PairGram(gram.forget_sq, gram.retain_sq, gram.dot, EPS64)
-    settings = {"constraint_mode": "relative", "distribution": distribution}
-    u, q = HamuU(share, **settings).weigh(gram), HamuQ(share, **settings).weigh(exchanged)
-    assert torch.equal(u.retain, -q.forget)
-    assert torch.equal(u.forget, -q.retain)
 
 
 def assert_measured(gram, i, r, f):

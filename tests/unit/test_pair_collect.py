@@ -7,7 +7,6 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
-from hamu.core.distributed import Layout
 
 RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
 
@@ -172,19 +171,6 @@ def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path, use_orig_params):
 
 def vector(*values):
     return torch.tensor(values, dtype=torch.float64)
-
-
-class Parted(Layout):
-    """Gradients of which each process has a part."""
-
-    is_whole = False
-
-
-def test_a_layout_that_is_refused_changes_nothing(model):
-    pair = PairedGradients(model, HamuQ(0.3, constraint_mode="relative"), half_life=10)
-    with pytest.raises(HamuError, match="half_life needs both whole gradients"):
-        pair.use(Parted(pair.parameters, pair.block_of))
-    assert passed(pair, model, ("retain", 1), ("forget", 2))[0].decision == "step"
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])

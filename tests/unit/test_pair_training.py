@@ -260,8 +260,11 @@ def test_settings_that_exclude_each_other_are_refused():
         pair.combine(keep="retain")
     with pytest.raises(HamuError, match="keep needs both whole gradients in each process"):
         pair.combine(keep=("retain",))
-    with pytest.raises(HamuError, match="offload_grads needs both whole gradients in each process"):
-        pair.use(SimpleNamespace(is_whole=False, sides=SIDES))
+    parted = SimpleNamespace(is_whole=False, sides=SIDES)
+    averaged = PairedGradients(Net(), HamuQ(0.3, constraint_mode="relative"), half_life=10)
+    for one, name in ((pair, "offload_grads"), (averaged, "half_life")):
+        with pytest.raises(HamuError, match=f"{name} needs both whole gradients in each process"):
+            one.use(parted)
     one_sided = PairedGradients(Net(), build_method("ga"))
     with pytest.raises(HamuError, match="split pairing needs both sides, but ga has one"):
         one_sided.use(SimpleNamespace(is_whole=False, sides=SIDES[:1]))
