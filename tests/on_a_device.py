@@ -27,7 +27,7 @@ from hamu.assess import assess_model
 from hamu.core.methods import method_classes
 from hamu.data import ImageData, TextCollator, encode, read_text
 from hamu.data.images import collate
-from hamu.evaluation import AttackData, AttackSettings, attack, predict, predict_tokens
+from hamu.evaluation import AttackData, AttackSettings, attack
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -229,20 +229,6 @@ def test_an_assessment_is_the_hosts(device):
     assert there.hamu_q.kappa == pytest.approx(host.hamu_q.kappa, rel=1e-4)
     assert there.intervals.kappa[0] == pytest.approx(host.intervals.kappa[0], rel=1e-3)
     assert there.second_order is not None
-
-
-def test_predictions_are_the_hosts(device, texts):
-    host = predict(classifier(), images(30), 8, collate)
-    there = predict(classifier().to(device), images(30), 8, collate)
-    torch.testing.assert_close(there.logits, host.logits)
-    model, tokenizer, encoded = texts
-    found = [
-        predict_tokens(
-            copy.deepcopy(model).to(place), encoded, 8, TextCollator(tokenizer.pad_token_id)
-        )
-        for place in ("cpu", device)
-    ]
-    torch.testing.assert_close(found[1].losses, found[0].losses, rtol=1e-6, atol=1e-6)
 
 
 def test_attacks_are_the_hosts(device, texts):
