@@ -5,6 +5,7 @@ any more once it has taken a gradient. With HAMU_TEST_DEVICE=cuda the device is 
 """
 
 import copy
+import math
 import os
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import default_collate
 
 from hamu import (
     HamuQ,
@@ -24,6 +26,7 @@ from hamu import (
     build_method,
 )
 from hamu.assess import assess_model
+from hamu.assess.gradients import AssessedModel, PartedGram, gradient_alignment, parted_gradient
 from hamu.core.methods import method_classes
 from hamu.data import ImageData, TextCollator, encode, read_text
 from hamu.data.images import collate
@@ -182,6 +185,40 @@ def test_a_step_is_the_hosts_and_reads_once(device, case):
     assert len(count.reads) == 1
 
 
+DECISIONS = {  # method, settings of the pair, factor of both losses, decision
+    "own shares": (HamuQ(0.3, **RELATIVE, distribution=[3, 1, 1, 0, 0, 0]), {}, 1.0, "step"),
+    "no clipping": (HamuQ(0.3, **RELATIVE), {"max_grad_norm": None}, 1.0, "step"),
+    "any block": (HamuQ(1.0, constraint_mode="relative", stopping="any"), {}, 1.0, "stop"),
+    "estimates": (HamuQ(0.3, "relative", stopping=LATE), {"half_life": 1.0}, 1.0, "step"),
+    "infeasible": (HamuQ(1e9), {}, 1.0, "stop"),
+    "clamped": (HamuQ(1e9, on_infeasible="clamp", stopping="off"), {}, 1.0, "step"),
+    "not finite": (HamuQ(), {}, math.nan, "skip"),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "factor", "decision"), DECISIONS.values(), ids=DECISIONS
+)
+def test_a_step_reads_once_whatever_it_decides_and_collecting_never(
+    device, method, settings, factor, decision
+):
+    model = network().to(device)
+    pair = PairedGradients(model, method, **settings)
+    # estimates come from the 16th step on; in the first step what stays is sent
+    for _ in range(17 if "half_life" in settings else 2):
+        for side in ("retain", "forget"):
+            x, y = batch(side)
+            loss = factor * F.cross_entropy(model(x.to(device)), y.to(device))
+            with counting() as collecting, getattr(pair, side)():
+                loss.backward()
+            assert collecting.reads == []
+        losses = torch.ones(2, device=device)
+        with counting() as count:
+            step = pair.combine(losses=losses)
+    assert (step.decision, len(count.reads)) == (decision, 1)
+    assert (step.population is not None) == ("half_life" in settings)
+
+
 @pytest.mark.parametrize("offload", ["none", "bf16"])
 def test_a_model_over_a_device_and_the_host_steps_as_on_one(device, offload):
     class Halves(nn.Module):
@@ -229,6 +266,22 @@ def test_an_assessment_is_the_hosts(device):
     assert there.hamu_q.kappa == pytest.approx(host.hamu_q.kappa, rel=1e-4)
     assert there.intervals.kappa[0] == pytest.approx(host.intervals.kappa[0], rel=1e-3)
     assert there.second_order is not None
+
+
+def test_an_assessment_waits_as_often_for_many_parameters_as_for_few(device):
+    """Both gradients, their products and the records in conflict."""
+    counts = []
+    for layers in (1, 5):
+        model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(layers)]).to(device)
+        records = [{"pixel_values": torch.randn(3), "labels": i % 3} for i in range(12)]
+        assessed = AssessedModel(model, records, records[:6], default_collate, batch_size=2)
+        value = torch.zeros(1, device=device)
+        with counting() as count:
+            retain, forget = (parted_gradient(assessed, side, 3) for side in ("retain", "forget"))
+            PartedGram.of(assessed, retain, forget)
+            gradient_alignment(lambda: value, assessed.parameters, retain[0][0])  # noqa: B023
+        counts.append(len(count.reads))
+    assert counts[0] == counts[1]
 
 
 def test_attacks_are_the_hosts(device, texts):

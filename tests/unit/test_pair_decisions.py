@@ -131,6 +131,10 @@ def test_what_the_step_reports_is_what_the_gradients_do():
     assert step.promised_retain_change == pytest.approx(r.dot(dw).item())
     assert step.promised_forget_change == pytest.approx(f.dot(dw).item())
     assert step.promised_forget_change == pytest.approx(step.weights.constraint.demand.item())
+    first, second, third = repr(step).splitlines()
+    assert first.startswith("PairStep: step")
+    assert f"cosθ {step.cos.item():+.4f}; weights in 2 blocks" in second
+    assert f"forget loss {step.promised_forget_change.item():+.4g}" in third
 
 
 @pytest.mark.parametrize(("angle", "regime", "direct"), [(3.0, 0, 1), (1.6, 1, 0), (0.2, 2, 0)])
