@@ -9,7 +9,7 @@ from helpers import combine, flat, pair_at_angle
 
 from hamu import HamuQ, HamuU
 
-NEAR = [10.0**-k for k in range(1, 8)]
+NEAR = [10.0**-k for k in range(1, 9)]
 SOME = [0.0, 2e-3, 1e-3 * 0.98, 0.5, math.pi / 2, 2.5, math.pi]
 ANGLES = [*NEAR, *SOME, *(math.pi - a for a in NEAR)]
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-2, torch.float64: 1e-4}
@@ -72,7 +72,7 @@ def random_method(retain, forget, max_grad_norm, draw):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 1000, 3 * 10**5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", TOLERANCE)
 def test_the_promise_holds_at_every_angle_scale_and_size(dtype, size):
     draw, generator = random.Random(size), torch.Generator().manual_seed(size)
     angles = [*ANGLES, *(draw.uniform(0, math.pi) for _ in range(4))] * (1 if size > 10**5 else 8)
@@ -99,15 +99,3 @@ def test_the_promise_holds_for_several_tensors_at_once(dtype, blocks):
         method = random_method(retain, forget, clip, draw)
         checked += check(retain, forget, method, clip, blocks, dtype)
     assert checked > 100
-
-
-@pytest.mark.parametrize("size", [2, 1000, 60_000])
-def test_the_promise_holds_near_collinearity_in_double_precision(size):
-    draw, generator = random.Random(size), torch.Generator().manual_seed(size)
-    for exponent in (-4, -5, -6, -6.5, -7, -7.3, -8):
-        for angle in (10**exponent, math.pi - 10**exponent):
-            norms = [10 ** draw.uniform(-3, 3) for _ in range(2)]
-            r, f = pair_at_angle(size, angle, generator, *norms)
-            for share in (0.3, 0.999):
-                method = HamuQ(share, constraint_mode="relative", stopping="off")
-                check([r], [f], method, None, "tensor", torch.float64)
