@@ -62,6 +62,19 @@ def collect(pair, side, grads):
             parameter.grad = None if grad is None else grad.clone()
 
 
+def network(dtype=torch.float64):
+    """A small classifier, always the same."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+
+
+def loss(model, seed):
+    """Of the network, on the batch of a seed."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(8, 6, dtype=torch.float64, generator=g).to(model[0].weight.dtype)
+    return nn.functional.cross_entropy(model(x), torch.randint(4, (8,), generator=g))
+
+
 def combine(method, retain, forget, losses=None, **settings):
     """One combine of given gradients: the step, and each parameter's `.grad`."""
     pair = PairedGradients(

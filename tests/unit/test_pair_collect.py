@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import Holder, collect, combine, measure
+from helpers import Holder, collect, combine, loss, measure, network
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -13,8 +13,7 @@ RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    return network()
 
 
 def pair_of(model):
@@ -24,12 +23,6 @@ def pair_of(model):
 @pytest.fixture
 def pair(model):
     return pair_of(model)
-
-
-def loss(model, seed):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(5, 4, dtype=torch.float64, generator=g)
-    return nn.functional.cross_entropy(model(x), torch.randint(2, (5,), generator=g))
 
 
 def passed(pair, model, *passes):

@@ -6,24 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import flat
+from helpers import flat, loss, network
 from torch import nn
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
 from hamu.core.gram import SIDES
 
 METHOD = HamuQ(0.3, constraint_mode="relative", stopping="off")
-
-
-def make_model(dtype=torch.float64):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype)
-
-
-def loss(model, seed):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(8, 6, dtype=torch.float64, generator=g).to(model[0].weight.dtype)
-    return nn.functional.cross_entropy(model(x), torch.randint(4, (8,), generator=g))
 
 
 def collect_both(pair, model, t=0, scale=lambda x: x):
@@ -54,7 +43,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_optimizer_and_scheduler_see_the_equivalent_gradient_and_nothing_else(make):
-    ours, start = make_model(), flat(make_model().parameters())
+    ours, start = network(), flat(network().parameters())
     theirs = copy.deepcopy(ours)
     pair = PairedGradients(ours, METHOD)
     optimizers = [make(model.parameters()) for model in (ours, theirs)]
@@ -78,7 +67,7 @@ def test_optimizer_and_scheduler_see_the_equivalent_gradient_and_nothing_else(ma
 
 
 def test_autocast_changes_the_losses_not_the_combine():
-    model = make_model(torch.float32)
+    model = network(torch.float32)
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         losses = [loss(model, seed) for seed in (0, 1)]
@@ -94,7 +83,7 @@ def test_autocast_changes_the_losses_not_the_combine():
 def test_a_compiled_model_takes_the_steps_of_the_model_by_the_same_names():
     found = []
     for compiled in (False, True):
-        model = make_model()
+        model = network()
         forward = torch.compile(model, backend="aot_eager") if compiled else model
         pair = PairedGradients(forward, METHOD)
         optimizer = torch.optim.SGD(forward.parameters(), lr=0.1)
@@ -117,7 +106,7 @@ def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):
     loss_scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale, growth_interval=2)
     found = []
     for scaler in (torch.amp.GradScaler("cpu", enabled=False), loss_scaler):
-        model, steps = make_model(), []
+        model, steps = network(), []
         pair = PairedGradients(model, METHOD, max_grad_norm=max_grad_norm)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         for t in range(4):
@@ -134,7 +123,7 @@ def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):
 @pytest.mark.parametrize("offload", ["none", "bf16"])
 def test_a_scaler_that_gets_only_its_own_steps_goes_through_a_row_of_infeasible_ones(offload):
     """The loop of docs/loop.md; of one that overflows it lowers its scale."""
-    model = make_model()
+    model = network()
     pair = PairedGradients(model, METHOD, offload_grads=offload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
@@ -160,7 +149,7 @@ def test_a_scaler_that_gets_only_its_own_steps_goes_through_a_row_of_infeasible_
 
 
 def test_a_gradient_from_outside_both_contexts_is_dropped():
-    model = make_model()
+    model = network()
     plain, pair = (PairedGradients(model, METHOD, max_grad_norm=None) for _ in range(2))
     collect_both(plain, model)
     plain.combine()
@@ -174,7 +163,7 @@ def test_a_gradient_from_outside_both_contexts_is_dropped():
 @pytest.mark.parametrize("piece", [7, 1 << 18])
 def test_half_precision_parameters_get_half_precision_gradients_rounded_once(monkeypatch, piece):
     monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda *devices: piece)
-    model = make_model(torch.bfloat16)
+    model = network(torch.bfloat16)
     pair = PairedGradients(model, METHOD, max_grad_norm=None)
     sides = gradients(model)
     collect_both(pair, model)
@@ -186,7 +175,7 @@ def test_half_precision_parameters_get_half_precision_gradients_rounded_once(mon
 
 
 def test_a_model_of_mixed_precisions_is_combined_in_each_ones_own():
-    model = make_model(torch.float32)
+    model = network(torch.float32)
     model[2].to(torch.bfloat16)
     pair = PairedGradients(model, METHOD)
     for context in (pair.retain, pair.forget):
