@@ -1,10 +1,21 @@
 """Files that the tests of commands give and find."""
 
 import json
+import os
+import pickle
 import shlex
+import shutil
 from pathlib import Path
 
 from hamu.cli import main
+
+
+class _Poison:
+    def __reduce__(self):
+        return os.mkdir, ("unpickled",)
+
+
+POISON = pickle.dumps(_Poison(), protocol=2)  # unpickled, it leaves a folder behind
 
 
 def run(line):
@@ -31,3 +42,11 @@ def write_rows(path, rows):
 def contents(folder="."):
     """All files with their bytes, and folders."""
     return {path: path.is_file() and path.read_bytes() for path in Path(folder).rglob("*")}
+
+
+def remove(path):
+    """Remove what is in the place of a file, if anything is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

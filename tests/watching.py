@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 _CHANGES = ("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod")
@@ -32,51 +33,47 @@ class Watched:
 _watching: list[Watched] = []
 
 
+@cache
+def _hook_once():
+    sys.addaudithook(_hook)  # stays for good
+
+
 @contextmanager
 def watched():
-    if _hook not in _hooked:
-        sys.addaudithook(_hook)  # stays for good
-        _hooked.append(_hook)
-    seen = Watched()
-    _watching.append(seen)
+    _hook_once()
+    _watching.append(Watched())
     try:
-        yield seen
+        yield _watching[0]
     finally:
-        _watching.remove(seen)
+        _watching.clear()
 
 
 def _hook(event, args):
     if not _watching:
         return
+    [seen] = _watching
     if event == "open" and (args[2] or 0) & _WRITING:
-        _changed(args[0])
+        _changed(seen, args[0])
     elif event in ("os.rename", "os.link"):
-        _changed(args[0], args[2])
-        _changed(args[1], args[3])
+        _changed(seen, args[0], args[2])
+        _changed(seen, args[1], args[3])
     elif event == "os.symlink":
-        _changed(args[1], args[2])
+        _changed(seen, args[1], args[2])
     elif event in _CHANGES:
-        _changed(args[0], args[-1] if event != "os.truncate" else -1)
-    elif event in _NETWORK:
-        # between the processes of a data loader a socket is a file of this machine
-        if event != "socket.connect" or not isinstance(args[1], str | bytes):
-            for seen in _watching:
-                seen.reached.append(f"{event} {args[1:]}")
+        _changed(seen, args[0], args[-1] if event != "os.truncate" else -1)
+    # between the processes of a data loader a socket is a file of this machine
+    elif event in _NETWORK and (event != "socket.connect" or isinstance(args[1], tuple)):
+        seen.reached.append(f"{event} {args[1:]}")
     elif event == "pickle.find_class":
-        for seen in _watching:
-            seen.unpickled.append(f"{args[0]}.{args[1]}")
+        seen.unpickled.append(f"{args[0]}.{args[1]}")
 
 
-def _changed(path, folder=-1):
+def _changed(seen, path, folder=-1):
     """Note a path; it may be relative to an open folder."""
     if not isinstance(path, str | bytes | os.PathLike):
         return
     around = os.readlink(f"/proc/self/fd/{folder}") if folder >= 0 else os.getcwd()
     found = Path(os.path.normpath(os.path.join(around, os.fsdecode(path))))
-    if "__pycache__" in found.parts or any(found.is_relative_to(place) for place in _BESIDES):
-        return
-    for seen in _watching:
+    is_own = "__pycache__" not in found.parts
+    if is_own and not any(found.is_relative_to(place) for place in _BESIDES):
         seen.changed.add(found)
-
-
-_hooked: list = []

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fuzzing.inputs import POISON, remove
-from run_files import contents, run
+from run_files import POISON, contents, remove, run, write_rows
 from small_models import save_small_world
 from transformers import TrainingArguments
 from watching import watched
