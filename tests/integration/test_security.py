@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from run_files import POISON, contents, remove, run, write_rows
+from run_files import POISON, contents, remove, run
 from small_models import save_small_world
 from transformers import TrainingArguments
 from watching import watched
