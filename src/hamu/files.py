@@ -44,6 +44,15 @@ def is_of_hub(source: str) -> bool:
     return source.startswith(HUB)
 
 
+def check_is_not_here(name: str, source: str) -> None:
+    """Check that a name of the hub is no path here: libraries would read that, into their cache."""
+    if Path(name).exists():
+        raise HamuError(
+            f"{source} names {name}, which is here too and would be read in place of the hub's; "
+            f"leave out {HUB} to read it, or go to another folder"
+        )
+
+
 def is_local(source: str, bundled: str) -> bool:
     """Return True for a path; `bundled` is `DIGITS` for images, `MINIATURE` for texts."""
     return source != bundled and not is_of_hub(source)
@@ -104,6 +113,7 @@ def load_from_hub(source: str, split: str) -> Any:
 
     name, _, own_split = source.removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")
+    check_is_not_here(name, source)
     split = own_split or split
     remedy = "; without network, name a local file or folder"
     with reading(f"{source} ({split}) cannot be loaded", remedy):

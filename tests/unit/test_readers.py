@@ -12,6 +12,8 @@ from sklearn.datasets import load_digits
 from hamu import HamuError
 from hamu.data import forget_rows, pixel_statistics, read_images, read_text
 from hamu.data.images import has_test_split
+from hamu.models import load_classifier
+from hamu.models.language import load_language_model
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 0, 1, 0, 1])
@@ -231,6 +233,17 @@ def test_a_data_set_of_the_hub_that_is_out_of_reach_is_named(monkeypatch):
     for read in (read_images, read_text):
         with pytest.raises(HamuError, match=r"hub:a/b \(train\) cannot be loaded: no network; wit"):
             read("hub:a/b")
+
+
+@pytest.mark.parametrize("name", ["people/2024", "../.."])
+def test_a_folder_here_is_not_read_in_place_of_the_hubs(name, tmp_path, monkeypatch):
+    """The library would copy it into its cache."""
+    (tmp_path / "here/people/2024").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here/people" if name == "../.." else tmp_path / "here")
+    message = f"hub:{name}.* names {name}, which is here too and would be read"
+    for read in (read_images, read_text, load_classifier, load_language_model):
+        with pytest.raises(HamuError, match=message):
+            read(f"hub:{name}")
 
 
 @pytest.mark.parametrize(

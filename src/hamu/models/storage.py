@@ -22,7 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from hamu.core.distributed import is_main, is_sharded
 from hamu.errors import HamuError, first_line, reading
-from hamu.files import HUB, MODEL, is_of_hub
+from hamu.files import HUB, MODEL, check_is_not_here, is_of_hub
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -44,8 +44,10 @@ class CannotMerge(HamuError):
 
 
 def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
-    """Check that a local folder has one of the configs of a model."""
-    if not is_of_hub(source) and not any((Path(source) / name).is_file() for name in configs):
+    """Check that a local folder has one of the configs of a model, and that a hub's is not here."""
+    if is_of_hub(source):
+        check_is_not_here(source.removeprefix(HUB), source)
+    elif not any((Path(source) / name).is_file() for name in configs):
         raise HamuError(
             f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder "
             f"written by save_pretrained (or {MODEL} in the folder of a run), or hub:OWNER/NAME"

@@ -66,7 +66,7 @@ class RunFolder:
         self._prepared = False
         resolved = self.path.resolve()
         for source in sources:
-            origin = Path(source).resolve()
+            origin = Path(os.path.realpath(source))  # resolve() fails on a link to itself
             overlaps = resolved.is_relative_to(origin) or origin.is_relative_to(resolved)
             if origin.exists() and overlaps:
                 both = f"the output folder {path} and the source {source} overlap"
