@@ -64,7 +64,8 @@ class Table:
     @property
     def rows(self) -> list[list[str]]:
         """The rows as texts."""
-        return [[one.text(row.get(one.key)) for one in self.columns] for row in self.figures]
+        columns = self.columns
+        return [[one.text(row.get(one.key)) for one in columns] for row in self.figures]
 
     def __rich__(self) -> ScreenTable:
         """Table for the screen."""
