@@ -55,6 +55,17 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
     assert read("out/attack.json") == found, "by its settings"
 
 
+def test_what_one_model_was_asked_is_kept_though_another_cannot_be(cli, finished):
+    shutil.copytree("original", "damaged")
+    (finished / "damaged/model.safetensors").write_bytes(b"no weights")
+    code, _, err = attacked(cli, "--retain_model", "damaged", "--output_dir", "out")
+    assert code == 2
+    assert "damaged" in err
+    found = read("out/attack.json")
+    assert [*found["models"]] == ["unlearned"]
+    assert {name for one in found["outcomes"].values() for name in one} == {"unlearned"}
+
+
 def test_the_report_follows_the_attack(cli, finished):
     assert cli("report", "run", "--no_models", "--output", "before.html")[0] == 0
     page = (finished / "before.html").read_text()

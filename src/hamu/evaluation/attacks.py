@@ -320,18 +320,20 @@ def attack(
     """
     models = {UNLEARNED: model, ORIGINAL: original, RETRAINED: retain_model}
     given = ((role, one, data) for role, one in models.items() if one is not None)
-    return attack_all(given, settings or AttackSettings(), seed)
+    *_, result = attack_each(given, settings or AttackSettings(), seed)
+    return result
 
 
-def attack_all(
+def attack_each(
     models: Iterable[tuple[str, nn.Module, AttackData]],
     settings: AttackSettings,
     seed: int,
     advance: Callable[[int], None] = lambda steps: None,
-) -> AttackResult:
-    """Attack each model, given by role and with its inputs, the unlearned one among them.
+) -> Iterator[AttackResult]:
+    """Attack models, given by role and with their inputs, the unlearned one first.
 
-    `advance` is called with the number of steps done, see `AttackSettings.work`.
+    Gives the result so far after each; `advance` is called with the number of steps done, see
+    `AttackSettings.work`.
     """
     outcomes: dict[str, dict[str, Outcome]] = {}
     for role, model, data in models:
@@ -346,13 +348,13 @@ def attack_all(
                 outcomes.setdefault(name, {})[role] = run(name)
             except HamuError as error:
                 raise HamuError(f"{name} on the {role} model: {error}") from error
-    total = len(data.forget)
-    records = {
-        "forget": total,
-        "measured": min(total, settings.value("attack_records", kind)),
-        "relearned": settings.relearned(total, kind) if RELEARN_FEW in outcomes else 0,
-    }
-    return AttackResult(kind, outcomes, records, skipped, asdict(settings))
+        total = len(data.forget)
+        records = {
+            "forget": total,
+            "measured": min(total, settings.value("attack_records", kind)),
+            "relearned": settings.relearned(total, kind) if RELEARN_FEW in outcomes else 0,
+        }
+        yield AttackResult(kind, outcomes, records, skipped, asdict(settings))
 
 
 @dataclass(frozen=True)

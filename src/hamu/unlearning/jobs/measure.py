@@ -22,7 +22,7 @@ from hamu.data import UnlearningData, encode, read_text
 from hamu.errors import HamuError
 from hamu.evaluation import TofuSets, attacks, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.answers import PERTURBED
-from hamu.evaluation.attacks import AttackData, AttackResult, AttackSettings, Kind, attack_all
+from hamu.evaluation.attacks import AttackData, AttackResult, AttackSettings, Kind, attack_each
 from hamu.evaluation.memorization import gibberish, knowmem
 from hamu.evaluation.reports import open_unlearning
 from hamu.files import MINIATURE
@@ -291,11 +291,11 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
         with task_bar(task.console) as bar:
             job = bar.add_task("attacks", total=len(models) * settings.work(names, kind))
             advance = partial(bar.advance, job)
-            result = attack_all(loaded(bar), settings, task.args.seed, advance)
-        named = {
-            _ROLES[key]: saved_model_entry(name, task.base_of(name)) for key, name in models.items()
-        }
-        folder.write_json(files.ATTACK, result.to_json() | {"models": named})
+            named: dict[str, Any] = {}
+            each = attack_each(loaded(bar), settings, task.args.seed, advance)
+            for result, (key, name) in zip(each, models.items(), strict=True):
+                named[_ROLES[key]] = saved_model_entry(name, task.base_of(name))
+                folder.write_json(files.ATTACK, result.to_json() | {"models": named})
         plot_attacks(result, folder.path / files.ATTACK_PICTURE)
         return Attacked(folder.path, problem.forget_name, result)
 
