@@ -225,6 +225,8 @@ def write_model_card(
         for role, report in reports.items()
         if any(figure in report.get(name, {}) for name in _OF_CARD)
     ]
+    inferred = {role: report.get("membership_inference") or {} for role, report in reports.items()}
+    aucs = {role: one["auc"] for role, one in inferred.items() if one.get("auc") is not None}
     card = ModelCard.from_template(
         ModelCardData(
             library_name="peft" if is_adapter(folder) else "transformers",
@@ -237,6 +239,7 @@ def write_model_card(
         records=forget_records,
         columns=columns,
         reports=reports,
+        aucs=aucs,
         sets=[name for name in _OF_CARD if any(name in report for report in reports.values())],
         forgotten=goal and forgotten_words(goal),
         version=hamu.__version__,
