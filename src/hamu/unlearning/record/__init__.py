@@ -226,7 +226,8 @@ def write_model_card(
         if any(figure in report.get(name, {}) for name in _OF_CARD)
     ]
     inferred = {role: report.get("membership_inference") or {} for role, report in reports.items()}
-    aucs = {role: one["auc"] for role, one in inferred.items() if one.get("auc") is not None}
+    found = {role: one.get("auc", one.get("loss")) for role, one in inferred.items()}  # of texts
+    aucs = {role: auc for role, auc in found.items() if auc is not None}
     card = ModelCard.from_template(
         ModelCardData(
             library_name="peft" if is_adapter(folder) else "transformers",
