@@ -1,5 +1,6 @@
 """Standard output that nobody reads, that is full, or that lacks characters costs no result."""
 
+import io
 import os
 import sys
 
@@ -66,3 +67,12 @@ def test_help_may_be_cut_short_but_is_not_lost(output, broken_pipe, full, capfd)
     output(full)
     assert main(["unlearn", "--help"]) == 2
     assert "cannot be written: [Errno 28] No space left on device" in capfd.readouterr().err
+
+
+def test_an_error_that_nobody_reads_is_told_by_the_exit_code(monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert main(["nothing"]) == 2

@@ -11,6 +11,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -113,7 +114,9 @@ def _outcome(title: str, argv: list[str], run: Callable[[list[str], Screen], int
 
 
 def _failed(text: str, code: int) -> int:
-    print(one_line(text), file=sys.stderr, flush=True)
+    """Print an error; where standard error is gone, the exit code alone tells."""
+    with suppress(OSError):
+        print(one_line(text), file=sys.stderr, flush=True)
     return code
 
 
