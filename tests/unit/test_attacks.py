@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier,
     [
         ({"attack_learning_rate": 0.0}, "attack_learning_rate 0.0 must be above 0"),
         ({"attack_steps": 0}, "attack_steps 0 must be at least 1"),
-        ({"attack_batch_size": 1}, "attack_batch_size 1 must be at least 2"),
+        ({"attack_batch_size": 0}, "attack_batch_size 0 must be at least 1"),
         ({"attacks": "relearn"}, "choose from relearn-retain"),
         ({"attacks": "prefill"}, "not for images"),
     ],
@@ -142,6 +142,13 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier,
 def test_settings_out_of_range_and_attacks_not_for_such_records_are_errors(given, message):
     with pytest.raises(HamuError, match=message):
         AttackSettings(**given).names("image")
+
+
+def test_a_batch_of_one_text_has_no_room_for_both_sets_but_serves_the_other_attacks():
+    with pytest.raises(HamuError, match="attack_batch_size 1 leaves relearn-few no room"):
+        AttackSettings(attack_batch_size=1).names("text")
+    assert AttackSettings("relearn-retain", attack_batch_size=1).names("text")
+    assert AttackSettings(attack_batch_size=1).names("image")
 
 
 def test_leak_at_k_is_the_mean_of_the_best_over_all_choices_of_k_draws():

@@ -95,9 +95,8 @@ class AttackSettings:
         if rate is not None and not 0 < rate <= 1:
             raise HamuError(f"attack_learning_rate {rate} must be above 0 and at most 1")
         for name, value in vars(self).items():
-            least = 2 if name == "attack_batch_size" else 1  # relearn-few mixes both sets
-            if isinstance(value, int) and value < least:
-                raise HamuError(f"{name} {value} must be at least {least}")
+            if isinstance(value, int) and value < 1:
+                raise HamuError(f"{name} {value} must be at least 1")
 
     def names(self, kind: Kind) -> tuple[str, ...]:
         """The attacks to run on such records; an error if one is not for them, or cannot be run."""
@@ -108,7 +107,13 @@ class AttackSettings:
                 raise HamuError(f"attack {name!r} is not for {kind}s; choose from {known}")
         if QUANTIZE in given:
             check_can_quantize()
-        return given or tuple(name for name in _ATTACKS[kind] if name in RELEARNING)
+        names = given or tuple(name for name in _ATTACKS[kind] if name in RELEARNING)
+        if kind == "text" and RELEARN_FEW in names and self.attack_batch_size == 1:
+            raise HamuError(
+                "attack_batch_size 1 leaves relearn-few no room for retain records beside the "
+                "forgotten ones; give at least 2, or other --attacks"
+            )
+        return names
 
     def value(self, name: str, kind: Kind) -> int:
         """An option, or its default for such records."""
