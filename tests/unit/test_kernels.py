@@ -12,14 +12,13 @@ import torch
 from hamu.core.gram_meter import kernels_on
 
 TESTS = Path(__file__).parents[1]
+ON_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 IN_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
 
 
 @IN_TRITON
-@pytest.mark.parametrize("interpreted", [True, False])
+@pytest.mark.parametrize("interpreted", [True, pytest.param(False, marks=ON_A_GPU)])
 def test_kernels_are_plain_sums(interpreted):
-    if not interpreted and not torch.cuda.is_available():
-        pytest.skip("no GPU here")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "in_triton.py"],
         cwd=TESTS,

@@ -71,19 +71,13 @@ def _combine_by_kernel(
             alike.setdefault((part.device, part.dtype), []).append(number)
     for (device, _), numbers in alike.items():
         kernels = kernels_on(device)
-        for n in numbers:
-            if kernels.fit(retain[n], forget[n], parts[n]):
-                written[n] = retain[n]
-        sides = [
-            [side[n] if written[n] is not None else None for n in numbers]
-            for side in (retain, forget)
-        ]
-        if all(written[n] is None for n in numbers):
+        fitting = {n for n in numbers if kernels.fit(retain[n], forget[n], parts[n])}
+        if not fitting:
             continue
+        sides = ([side[n] if n in fitting else None for n in numbers] for side in (retain, forget))
         kernels.combine(*sides, *([one[n] for n in numbers] for one in (a, b, parts)))
-        for n in numbers:
-            if written[n] is not None:
-                retain[n] = forget[n] = None
+        for n in fitting:
+            written[n], retain[n], forget[n] = retain[n], None, None
 
 
 def _combine_group(

@@ -33,7 +33,7 @@ _ALIGNED = 16  # bytes of the widest load
 @triton.jit
 def _pointer(addresses, number, TYPE: tl.constexpr, IS_ALIGNED: tl.constexpr):
     found = tl.load(addresses + number).to(tl.pointer_type(TYPE))
-    return tl.multiple_of(found, 16) if IS_ALIGNED else found
+    return tl.multiple_of(found, 16) if IS_ALIGNED else found  # _ALIGNED
 
 
 @triton.jit(do_not_specialize=["count"])
