@@ -21,12 +21,12 @@ from hamu.errors import HamuError, Interrupted, handling, unknown
 from hamu.files import MINIATURE, located
 from hamu.report.tables import plain_table
 from hamu.unlearning.compare.children import Call, Children
-from hamu.unlearning.compare.runs import Plan, Row
+from hamu.unlearning.compare.runs import Plan, Row, check_same_inputs
 from hamu.unlearning.jobs.comparison import run_job, run_waiting
 from hamu.unlearning.jobs.options import DataOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import Parser, every_option, settings_of
 from hamu.unlearning.jobs.tasks import task_name
-from hamu.unlearning.record.inputs import differing, read_inputs, text_digest
+from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 
@@ -308,22 +308,9 @@ def _run_stage(
                 rows |= {row["run"]: row for row in runs.rows}
                 finished |= runs.folders()
                 for runs_of_one in order.by_model(finished):
-                    _check_same_original(runs_of_one)
+                    check_same_inputs(runs_of_one, of=("original model",))
                 order.pass_over(rows)
             _write(one, order.result(one, rows), output, console, stale)
-
-
-def _check_same_original(runs: Mapping[str, Path]) -> None:
-    """Check that runs, by name, have started from the same model."""
-    key = "original model"
-    models = {name: {key: read_inputs(run).get(key)} for name, run in runs.items()}
-    first = next(iter(models), "")
-    for name, model in models.items():
-        if differing(models[first], model):
-            raise HamuError(
-                f"{name} had another {key} than {first}, so that they do not compare; remove the folder that is out of "
-                f"date, and run it again"
-            )
 
 
 def _not_in(rows: Mapping[str, Row], plans: Iterable[Plan]) -> list[Plan]:

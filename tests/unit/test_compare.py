@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hamu.core.methods import HamuQ, Method, build_method, method_classes
+from hamu.errors import HamuError
 from hamu.evaluation.gains import Level
 from hamu.report.tables import (
     Fitted,
@@ -25,7 +26,15 @@ from hamu.report.tables import (
 )
 from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Children, Ended
-from hamu.unlearning.compare.runs import METRIC, Comparison, Plan, Runs, finished_row, start_figures
+from hamu.unlearning.compare.runs import (
+    METRIC,
+    Comparison,
+    Plan,
+    Runs,
+    check_same_inputs,
+    finished_row,
+    start_figures,
+)
 from hamu.unlearning.goals import ALL_DONE
 from hamu.unlearning.jobs.comparison import run_job, run_waiting
 from hamu.unlearning.run_folder import RunFolder
@@ -355,3 +364,29 @@ def test_where_nothing_is_left_to_run_there_is_no_bar_of_it():
         runs, Children(1, {}, run_job), Console(file=screen, force_terminal=True), "compare"
     )
     assert screen.getvalue() == ""
+
+
+def test_runs_that_read_other_data_or_models_are_not_put_together(tmp_path):
+    """As when a file changes while a comparison is under way."""
+    places = {}
+    for name, data, model in (
+        ("ft", "a", "m"),
+        ("ga", "a", "m"),
+        ("kl", "b", "m"),
+        ("npo", "a", "n"),
+    ):
+        places[name] = tmp_path / name
+        places[name].mkdir()
+        read = {
+            "forget set": {"source": name, "sha256": data},
+            "original model": {"weights": model},
+        }
+        (places[name] / "inputs.json").write_text(json.dumps(read))
+    check_same_inputs({name: places[name] for name in ("ft", "ga")})
+    for other, what in (("kl", "forget set"), ("npo", "original model")):
+        two = {"ft": places["ft"], other: places[other]}
+        with pytest.raises(
+            HamuError, match=f"^{other} had another {what} than ft, so that they do"
+        ):
+            check_same_inputs(two)
+    check_same_inputs({"ft": places["ft"], "kl": places["kl"]}, of=("original model",))

@@ -7,7 +7,7 @@ unlearn` in its own folder: begun, gone on with, or finished.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -101,6 +101,17 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
         key: value if all(one[key] == value for one in found) else _averaged(found, key)
         for key, value in (found[0] if found else {}).items()
     } or None
+
+
+def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None) -> None:
+    """Check that runs, by name, have read the same: all inputs, or those named in `of`."""
+    first, inputs = next(iter(runs), ""), {name: read_inputs(run) for name, run in runs.items()}
+    for name, read in inputs.items():
+        kept = {key: entry for key, entry in read.items() if of is None or key in of}
+        other = differing(inputs[first], kept)
+        if other is not None:
+            had = f"{name} had another {other} than {first}, so that they do not compare"
+            raise HamuError(f"{had}; remove the folder that is out of date, and run it again")
 
 
 def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:

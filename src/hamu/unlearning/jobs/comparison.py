@@ -22,7 +22,7 @@ from hamu.report.pictures import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Call, Children
-from hamu.unlearning.compare.runs import Comparison, Plan, Runs, trajectory
+from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
 from hamu.unlearning.jobs.options import IN_FILES, NOT_TAKEN, CompareOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.jobs.tasks import choose_task
@@ -161,6 +161,7 @@ def _planned(name: str, columns: dict[str, Any], settings: Mapping[str, Any]) ->
 def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
     """Save the tables and the picture."""
     finished = runs.folders()
+    check_same_inputs(finished)
     comparison = runs.comparison()
     contents = (csv_table(comparison.rows), markdown_page(comparison), latex_page(comparison))
     for name, content in zip(files.COMPARISON_TABLES, contents, strict=True):
