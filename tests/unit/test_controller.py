@@ -243,6 +243,7 @@ def test_it_gives_up_after_some_patience_and_blames_the_gradients_only_where_no_
     [end] = work.ends
     assert (end.kind, work.weights) == (kind, 1)
     assert ("every further step must hurt" in end.text) is (kind == "criterion")
+    assert end.text.endswith("; --max_retain_increase allows more") is (kind == "budget")
     assert "30 measurements in a row brought nothing better; the goal is not reached" in end.text
 
 

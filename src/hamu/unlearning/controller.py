@@ -322,7 +322,7 @@ class Controller(TrainerCallback):
             self._finish("criterion", f"every further step must hurt: {never}; {what}")
         else:
             budget = f"no better state was found within the budget (retain loss {self.budget:+g})"
-            self._finish("budget", f"{budget}: {what}")
+            self._finish("budget", f"{budget}: {what}; --max_retain_increase allows more")
 
     def _end(self, all_done: bool) -> None:
         """Finish with the last step, or where the trainer or another callback ended the run."""
