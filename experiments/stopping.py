@@ -112,7 +112,7 @@ def record(sides: Sides, method: HamuQ, size: int, rate: float, scale: float, se
     generator = torch.Generator().manual_seed(seed)
     passes = [Passes(n, generator) for n in sides.sizes]
     every, further, most = (round(steps / scale) for steps in (EVERY, FURTHER, MOST))
-    found: Series = {name: [] for name in ("batch", "population")}
+    found: Series = {name: [] for name in ("batch", "population", "error")}
     full: dict[int, float] = {}
     end = most
     while (step := len(found["batch"])) < end:
@@ -124,7 +124,8 @@ def record(sides: Sides, method: HamuQ, size: int, rate: float, scale: float, se
         gram = meter.measure(*grads)
         found["batch"].append(headroom(method, gram))
         population.add(*grads, gram, None)
-        found["population"].append(estimate(method, population))
+        for name, value in zip(("population", "error"), estimate(method, population), strict=True):
+            found[name].append(value)
         clip = gram.clip_factors(1.0)
         weights = method.weigh(gram.scaled(*clip))
         a, b = (weights.retain * clip[0]).tolist(), (weights.forget * clip[1]).tolist()
@@ -136,10 +137,10 @@ def record(sides: Sides, method: HamuQ, size: int, rate: float, scale: float, se
     return {key: [round(value, 4) for value in values] for key, values in found.items()}
 
 
-def estimate(method: HamuQ, population: Population) -> float:
-    """Headroom that the criterion judges after a step; infinite without a new estimate."""
+def estimate(method: HamuQ, population: Population) -> tuple[float, float]:
+    """Headroom and its error after a step; both infinite without a new estimate."""
     status = population.judge(population.sums(lambda numbers: numbers), method, 1.0)
-    return math.inf if status is None else judged(at_least_one(status), status.error)
+    return (math.inf, math.inf) if status is None else (at_least_one(status), status.error)
 
 
 def at_least_one(status: Any) -> float:
@@ -204,7 +205,8 @@ def first(values: list[float], below: float = 1.0) -> int | None:
 
 def stops(run: Series) -> dict[str, int | None]:
     """The step at which each rule stops, and the right one."""
-    return {name: first(run[name]) for name in ("full", "batch", "population")}
+    by_means = [judged(h, e) for h, e in zip(run["population"], run["error"], strict=True)]
+    return {name: first(run[name]) for name in ("full", "batch")} | {"population": first(by_means)}
 
 
 def judge(runs: list[Series], rule: str) -> dict[str, Any]:
