@@ -96,12 +96,17 @@ def measured(
         )
     return {
         "level": found["at"]["loss"],
-        "start": {side: found["start"][f"{side}_loss"] for side in ("forget", "retain")},
+        "start": {side: _mean(found["start"][f"{side}_loss"]) for side in ("forget", "retain")},
         "retrained_relearned": _last(own["unlearned"]),
         "effort": vars(effort),
         "rows": rows,
         "levels": levels,
     }
+
+
+def _mean(figure: Any) -> float:
+    """A figure of all seeds; records are sampled by the seed."""
+    return float(figure["mean"] if isinstance(figure, Mapping) else figure)
 
 
 def longer(problem: Problem, work: Path, level: float, effort: Effort) -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from experiments.league import ranked, table
+from experiments.league import _mean, ranked, table
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 
@@ -32,6 +32,10 @@ def test_the_table_gives_the_share_of_hamus_cost_where_both_pay():
     assert heads[-1] == "at 1", "no other level has a figure"
     assert (cells["cheap"][-1], cells["ties"][-1]) == ("+0.5000", "-")
     assert (cells["cheap"][3], cells["ties"][3]) == ("+0.0100…+0.0300", "-")
+
+
+def test_a_figure_of_several_seeds_is_its_mean():
+    assert [_mean(one) for one in (0.5, {"mean": 0.5, "deviation": 0.1})] == [0.5, 0.5]
 
 
 def test_the_page_shows_what_was_measured():
