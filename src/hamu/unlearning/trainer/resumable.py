@@ -29,7 +29,14 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset, Sampler
-from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback, __version__
+from transformers import (
+    EvalPrediction,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    __version__,
+)
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
@@ -395,6 +402,7 @@ class ResumableTrainer(Trainer):
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
         with _restoring(folder := Path(resume_from_checkpoint)):
+            TrainerState.load_from_json(str(folder / TRAINER_STATE))  # transformers reads it next
             load_tensors(self.model, folder)
             self.load_run_state(run_state_of(folder))
 
