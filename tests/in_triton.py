@@ -36,7 +36,20 @@ def sums_of(retain, forget):
 
 
 def measured(retain, forget):
-    return kernels.grams(retain, forget, drawn(torch.float32), BLOCK_OF, 5)
+    tables = of_all(retain, forget, drawn(torch.float32), BLOCK_OF, 5)
+    return kernels.grams(tables, 5, DEVICE)
+
+
+def of_all(retain, forget, parts, block_of=None, blocks=1):
+    """Tables of gradients that all fit."""
+    tables = kernels.tables(retain, forget, parts, block_of or [0] * len(parts), blocks, DEVICE)
+    assert sorted(n for table in tables for n in table.numbers) == list(range(len(parts)))
+    return tables
+
+
+def fit(r, f, part):
+    """Whether a table has both."""
+    return bool(kernels.tables([r], [f], [part], [0], 1, DEVICE))
 
 
 @pytest.mark.parametrize("dtypes", [*((one, one) for one in DTYPES), (DTYPES[2], DTYPES[1])])
@@ -53,13 +66,13 @@ def test_tensors_that_begin_anywhere_are_read_and_written_whole():
     memory = drawn(torch.float32, [(2, 3 * CHUNK)])[0]
     retain, forget = ([row[1 : CHUNK + 6]] for row in memory.clone())
     assert retain[0].data_ptr() % 16
-    sums = kernels.grams(retain, forget, retain, [0], 1)
+    sums = kernels.grams(of_all(retain, forget, retain), 1, DEVICE)
     assert sums[0, 2].item() == pytest.approx(
         (retain[0].double() * forget[0].double()).sum().item()
     )
     around = memory.clone()
     sides = [[row[1 : CHUNK + 6]] for row in around]
-    kernels.combine(*sides, [2.0], [-1.0], retain)
+    assert kernels.combine(of_all(*sides, retain), [2.0], [-1.0]) == [0]
     torch.testing.assert_close(around[0, 1 : CHUNK + 6], 2 * retain[0] - forget[0])
     assert torch.equal(around[0, CHUNK + 6 :], memory[0, CHUNK + 6 :])
     assert torch.equal(around[0, :1], memory[0, :1])
@@ -78,13 +91,9 @@ def test_a_combination_is_that_of_torch_and_rounds_once(dtype):
     ]
     before = [g.clone() for g in forget]
     alone = drawn(dtype, [(5,), (7,)])
-    kernels.combine(
-        [*retain, None, alone[0]],
-        [*forget, alone[1], None],
-        [*a, 1, 1],
-        [*b, 1, 1],
-        [*retain, *alone],
-    )
+    tables = of_all([*retain, None, alone[0]], [*forget, alone[1], None], [*retain, *alone])
+    written = kernels.combine(tables, [*a, 1, 1], [*b, 1, 1])
+    assert written == [n for n, g in enumerate(retain) if g.numel()]
     # interpreted, bfloat16 is cut off and not rounded
     rounding = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-3 if dtype.itemsize == 2 else 1e-5}
     for got, want in zip(retain, expected, strict=True):
@@ -99,22 +108,32 @@ def test_sums_are_the_same_bit_by_bit_every_time():
 
 def test_empty_tensors_have_no_chunks():
     nothing = [torch.empty(0, 3, device=DEVICE)]
-    assert kernels.grams(nothing, nothing, nothing, [0], 1).tolist() == [[0.0, 0.0, 0.0]]
-    kernels.combine(nothing, nothing, [1.0], [1.0], nothing)
+    tables = of_all(nothing, nothing, nothing)
+    assert kernels.grams(tables, 1, DEVICE).tolist() == [[0.0, 0.0, 0.0]]
+    assert kernels.combine(tables, [1.0], [1.0]) == []
 
 
 def test_what_lies_otherwise_is_left_to_torch():
     retain, forget = drawn(torch.float32), drawn(torch.float32)
     plain = [g.contiguous() for g in forget]
-    assert kernels.fit(retain[2], forget[2], retain[2])
-    assert not kernels.fit(retain[2], plain[2], retain[2]), "other strides"
-    assert measured(retain, plain) is None
+    assert fit(retain[2], forget[2], retain[2])
+    assert fit(None, forget[0], forget[0])
+    assert not fit(retain[2], plain[2], retain[2]), "other strides"
     gap = torch.randn(4, 6, device=DEVICE)[:, ::2]
-    assert not kernels.fit(gap, gap, gap)
-    assert not kernels.fit(retain[0].half(), forget[0], retain[0])
+    assert not fit(gap, gap, gap)
     away = torch.empty(3, device="meta")
-    assert kernels.grams([away], [away], retain[:1], [0], 1) is None
-    assert not kernels.fit(None, forget[0], forget[0])
+    assert not fit(away, away, retain[0])
+    assert not fit(retain[0], away, retain[0])
+    of_two_types = of_all([retain[0].half()], forget[:1], retain[:1])
+    assert kernels.combine(of_two_types, [1.0], [1.0]) == []
+
+
+def test_a_table_is_of_the_gradients_that_lie_there():
+    retain, forget = drawn(torch.float32), drawn(torch.float32)
+    for table in of_all(retain, forget, retain):
+        assert table.is_of(retain, forget)
+        assert not table.is_of(forget, retain)
+        assert not table.is_of([None, *retain[1:]], forget)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:3])

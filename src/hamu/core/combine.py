@@ -28,13 +28,15 @@ def combine_all(
     parts: Sequence[Tensor],
     *,
     is_kept: bool,
+    tables: Sequence[Any] = (),
 ) -> Grads:
     """a_n·retain_n + b_n·forget_n for each tensor, all small ones together; empties both lists.
 
     Uses up the retain gradients' memory, and that of the forget gradients unless they are kept.
+    `GramMeter.tables` of the same gradients save looking for them again.
     """
     written: Grads = [None] * len(parts)
-    _combine_by_kernel(retain, forget, a, b, parts, written)
+    _combine_by_kernel(retain, forget, a, b, parts, tables, written)
     alike: dict[tuple[torch.device, torch.dtype], dict[int, int]] = {}  # sizes by number
     for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
         if r is not None and f is not None and part.numel() <= SMALL:
@@ -62,22 +64,19 @@ def _combine_by_kernel(
     a: Sequence[float],
     b: Sequence[float],
     parts: Sequence[Tensor],
+    tables: Sequence[Any],
     written: Grads,
 ) -> None:
     """Combine all tensors on a GPU that its kernel can take; empties their places in both lists."""
-    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for number, part in enumerate(parts):
-        if kernels_on(part.device) is not None:
-            alike.setdefault((part.device, part.dtype), []).append(number)
-    for (device, _), numbers in alike.items():
+    for device in dict.fromkeys(part.device for part in parts):
         kernels = kernels_on(device)
-        fitting = {n for n in numbers if kernels.fit(retain[n], forget[n], parts[n])}
-        if not fitting:
+        if kernels is None:
             continue
-        sides = ([side[n] if n in fitting else None for n in numbers] for side in (retain, forget))
-        kernels.combine(*sides, *([one[n] for n in numbers] for one in (a, b, parts)))
-        for n in fitting:
+        if not tables or not all(table.is_of(retain, forget) for table in tables):
+            tables = kernels.tables(retain, forget, parts, [0] * len(parts), 1, device)
+        for n in kernels.combine(tables, a, b):
             written[n], retain[n], forget[n] = retain[n], None, None
+        tables = ()
 
 
 def _combine_group(

@@ -41,6 +41,7 @@ class GramMeter:
 
     Attributes:
         is_exact: whether all sums of the last Gram are in float64; if not, see `doubtful`.
+        tables: where the last gradients lie that a kernel can read.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class GramMeter:
         self.device = parameters[0].device
         self._places = [(p.device, p.dtype) for p in parameters]
         self.is_exact = True
+        self.tables: list[Any] = []
         self._scratch: dict[torch.device, Tensor] = {}
         self._packs: dict[bool, list[_Pack]] = {}  # by whether they are exact
         self._large: dict[torch.device, list[int]] = {}
@@ -77,9 +79,10 @@ class GramMeter:
         kernels = kernels_on(self.device)
         if kernels is not None:
             of_parts = self._parameters, self._block_of, self._num_blocks
-            sums = kernels.grams(retain, forget, *of_parts)
-            if sums is not None:
+            self.tables = kernels.tables(retain, forget, *of_parts, self.device)
+            if sum(len(table.numbers) for table in self.tables) == len(self._parameters):
                 self.is_exact = True
+                sums = kernels.grams(self.tables, self._num_blocks, self.device)
                 return PairGram(sums[:, 0], sums[:, 1], sums[:, 2], self._eps)
         self.is_exact = exact
         if exact not in self._packs:

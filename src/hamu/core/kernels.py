@@ -1,23 +1,26 @@
 """Triton kernels for GPUs: Gram and combination of all tensors, in a launch or two, each read once.
 
-Tensors are given by address and cut into chunks, one for each program. PyTorch brings Triton along
-where it has CUDA or ROCm; without it, and on other devices, `gram_meter` and `combine` use torch.
+Tensors are given by address and cut into chunks, one for each program. Both kernels of a step read
+the same `Table`. PyTorch brings Triton along where it has CUDA or ROCm; without it, and on other
+devices, `gram_meter` and `combine` use torch.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hamu.core.gram import combine_dtype
 from hamu.errors import first_line
 
+Side = Sequence[Tensor | None]
 _CHUNK = 1 << 14  # elements of a program
 _BLOCK = 1 << 10  # elements that it reads at once
 _ROWS = 1 << 8  # sums of chunks that are added at once
@@ -152,97 +155,124 @@ def _sent(numbers: Tensor, device: torch.device) -> Tensor:
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
-def _addresses(grads: Iterable[Tensor | None]) -> list[int]:
+@dataclass(frozen=True)
+class Table:
+    """Where both gradients of some tensors lie; no memory of theirs is held.
+
+    Attributes:
+        numbers: of the tensors.
+        types: of the retain gradients, of the forget gradients, and of the tensors themselves.
+        addresses: of the retain gradients, then of the forget gradients; 0 for none.
+        sent: the addresses on the device.
+        chunks: tensor and place in it of each chunk, and sizes; see `_chunks`.
+        starts: the first chunk of each block.
+    """
+
+    numbers: list[int]
+    types: tuple[torch.dtype, torch.dtype, torch.dtype]
+    addresses: list[int]
+    sent: Tensor
+    chunks: tuple[Tensor, ...]
+    starts: Tensor
+
+    def is_of(self, retain: Side, forget: Side) -> bool:
+        """True if these gradients lie there."""
+        return self.addresses == _addresses(retain, forget, self.numbers)
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """The last arguments of a kernel."""
+        is_aligned = not any(address % _ALIGNED for address in self.addresses)
+        return is_aligned, _CHUNK, _BLOCK
+
+
+def tables(
+    retain: Side, forget: Side, parts: Sequence[Tensor], block_of: Sequence[int], blocks: int,
+    device: torch.device,
+) -> list[Table]:  # fmt: skip
+    """Of all gradients on a device that a kernel can read; both of a tensor must lie alike.
+
+    Tables hold the parts that have no gradient too: experts take turns.
+    """
+    alike: dict[tuple[torch.dtype, torch.dtype, torch.dtype], list[int]] = {}
+    for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
+        if part.device == device and _fit(r, f, device):
+            dtype = part.dtype
+            types = dtype if r is None else r.dtype, dtype if f is None else f.dtype, dtype
+            alike.setdefault(types, []).append(number)
+    found = []
+    for types, numbers in alike.items():
+        if all(dtype in _TYPES for dtype in types):
+            sizes = tuple(parts[n].numel() for n in numbers)
+            *chunks, starts = _chunks(sizes, tuple(block_of[n] for n in numbers), blocks, device)
+            addresses = _addresses(retain, forget, numbers)
+            sent = _sent(torch.tensor(addresses), device)
+            found.append(Table(numbers, types, addresses, sent, tuple(chunks), starts))
+    return found
+
+
+def _addresses(retain: Side, forget: Side, numbers: Sequence[int]) -> list[int]:
+    grads = [side[number] for side in (retain, forget) for number in numbers]
     return [0 if g is None else g.data_ptr() for g in grads]
-
-
-def _is_dense(grad: Tensor) -> bool:
-    return grad.is_contiguous() or grad.is_contiguous(memory_format=torch.channels_last)
 
 
 def _fit(r: Tensor | None, f: Tensor | None, device: torch.device) -> bool:
     """True if a kernel can read both: there, without gaps, their elements in the same order."""
-    for g in (r, f):
-        if g is not None and (g.device != device or g.dtype not in _TYPES or not _is_dense(g)):
-            return False
-    return r is None or f is None or r.stride() == f.stride()
+    one = f if r is None else r
+    if one is None:
+        return True
+    is_dense = one.is_contiguous() or one.is_contiguous(memory_format=torch.channels_last)
+    if not is_dense or one.device != device:
+        return False
+    return r is None or f is None or (f.device == device and r.stride() == f.stride())
 
 
-def grams(
-    retain: Sequence[Tensor | None],
-    forget: Sequence[Tensor | None],
-    parts: Sequence[Tensor],
-    block_of: Sequence[int],
-    blocks: int,
-) -> Tensor | None:
-    """Exact sums of each block, ‖g_r‖², ‖g_f‖² and g_r·g_f, [L, 3] float64 on the device.
-
-    None if a gradient is not on the device of the parts, or both of a tensor lie differently in
-    memory. Tables hold every part, with or without a gradient: experts take turns.
-    """
-    device = parts[0].device
-    alike: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
-    for number, (r, f, part) in enumerate(zip(retain, forget, parts, strict=True)):
-        if part.dtype not in _TYPES or not _fit(r, f, device):
-            return None
-        kind = (part if r is None else r).dtype, (part if f is None else f).dtype
-        alike.setdefault(kind, []).append(number)
+def grams(found: Sequence[Table], blocks: int, device: torch.device) -> Tensor:
+    """Exact sums of each block, ‖g_r‖², ‖g_f‖² and g_r·g_f, [L, 3] float64 on the device."""
     out = torch.zeros(blocks, 3, dtype=torch.float64, device=device)
-    for kinds, numbers in alike.items():
-        sizes = tuple(parts[n].numel() for n in numbers)
-        *chunks, starts = _chunks(sizes, tuple(block_of[n] for n in numbers), blocks, device)
-        of_chunks = torch.empty(len(chunks[0]), 3, dtype=torch.float64, device=device)
-        addresses = _addresses(side[n] for side in (retain, forget) for n in numbers)
-        sent = _sent(torch.tensor(addresses), device)
-        options = (*(_TYPES[kind] for kind in kinds), _are_aligned(addresses), _CHUNK, _BLOCK)
+    for table in found:
+        of_chunks = torch.empty(len(table.chunks[0]), 3, dtype=torch.float64, device=device)
+        types = (_TYPES[dtype] for dtype in table.types[:2])
         if len(of_chunks):
+            count = len(table.numbers)
             with torch.cuda.device_of(out):
-                _gram_kernel[(len(of_chunks),)](sent, *chunks, of_chunks, len(numbers), *options)
-                _sum_kernel[(blocks,)](of_chunks, starts, out, _ROWS)
+                _gram_kernel[(len(of_chunks),)](
+                    table.sent, *table.chunks, of_chunks, count, *types, *table.options
+                )
+                _sum_kernel[(blocks,)](of_chunks, table.starts, out, _ROWS)
     return out
 
 
-def combine(
-    retain: Sequence[Tensor | None],
-    forget: Sequence[Tensor | None],
-    a: Sequence[float],
-    b: Sequence[float],
-    parts: Sequence[Tensor],
-) -> None:
-    """a_n·retain_n + b_n·forget_n in the memory of each retain gradient, where both are given.
+def combine(found: Sequence[Table], a: Sequence[float], b: Sequence[float]) -> list[int]:
+    """a_n·retain_n + b_n·forget_n in the memory of each retain gradient, where both are there.
 
-    Parts are of one precision on one device, and gradients `fit`.
+    Returns:
+        The numbers of these tensors. Those whose gradients are of another precision than the
+        tensor are left out.
     """
-    first, count = parts[0], len(parts)
-    *chunks, _ = _chunks(tuple(p.numel() for p in parts), (0,) * count, 1, first.device)
-    addresses = _addresses([*retain, *forget])
-    weights = torch.tensor([*a, *b], dtype=torch.float64)
-    numbers = torch.cat([torch.tensor(addresses), weights.view(torch.int64)])
-    sent = _sent(numbers, first.device)
-    where, weights = sent[: 2 * count], sent[2 * count :].view(torch.float64)
-    types = _TYPES[first.dtype], _TYPES[combine_dtype(first)]
-    options = (*types, _are_aligned(addresses), _CHUNK, _BLOCK)
-    if len(chunks[0]):
-        with torch.cuda.device_of(first):
-            _combine_kernel[(len(chunks[0]),)](where, weights, *chunks, count, *options)
-
-
-def fit(r: Tensor | None, f: Tensor | None, part: Tensor) -> bool:
-    """True if `combine` can take both with others of the part's precision and device."""
-    if r is None or f is None or not r.dtype == f.dtype == part.dtype:
-        return False
-    return _fit(r, f, part.device)
-
-
-def _are_aligned(addresses: Sequence[int]) -> bool:
-    return not any(address % _ALIGNED for address in addresses)
+    written: list[int] = []
+    for table in found:
+        numbers, programs, count = table.numbers, len(table.chunks[0]), len(table.numbers)
+        if not programs or len(set(table.types)) > 1:
+            continue
+        weights = [one[number] for one in (a, b) for number in numbers]
+        sent = _sent(torch.tensor(weights, dtype=torch.float64), table.sent.device)
+        own = _TYPES[table.types[0]]
+        types = own, tl.float64 if own == tl.float64 else tl.float32
+        with torch.cuda.device_of(sent):
+            _combine_kernel[(programs,)](
+                table.sent, sent, *table.chunks, count, *types, *table.options
+            )
+        both = zip(numbers, table.addresses, table.addresses[count:], strict=False)
+        written += [number for number, r, f in both if r and f]
+    return written
 
 
 def compile_on(device: torch.device) -> bool:
     """True if the kernels can be compiled there, which needs a C compiler; else a warning."""
     try:
         ones = [torch.ones(1, device=device)]
-        combine(ones, ones, [1.0], [1.0], ones)
+        combine(tables(ones, ones, ones, [0], 1, device), [1.0], [1.0])
     except Exception as error:  # of the compiler, the driver or Triton
         warnings.warn(
             f"Triton cannot compile a kernel ({first_line(error)}); gradients are combined by "

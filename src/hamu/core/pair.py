@@ -38,7 +38,7 @@ from hamu.errors import HamuError, unknown
 Decision = Literal["step", "skip", "stop"]
 Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
 _OF_A_STOP = ("demand", "clipped_demand", "free_limit", "some_demand_is_free")
-_FIGURES = ("feasible", "max_demand", "conflict", *_OF_A_STOP)  # read with the decision
+_FIGURES = ("feasible", "conflict", "clipped_demand", "free_limit")  # read at every step
 OFFLOADS = ("none", "bf16", "cpu")
 
 
@@ -521,7 +521,7 @@ class PairedGradients:
         if weights.constraint is not None:
             figures |= {name: getattr(weights.constraint, name) for name in _FIGURES}
         read = {name: value.tolist() for name, value in figures.items()}
-        return gram, weights, clip, read | {"sums": found}
+        return gram, weights, clip, read | {"sums": found, "status": weights.constraint}
 
     def _remembering(self, gram: PairGram, losses: Tensor | None) -> PairGram:
         """The Gram with what a method needs beyond it."""
@@ -553,7 +553,8 @@ class PairedGradients:
             raise HamuError(f"{self.method.name} gave a weight that is not finite; mend its weigh")
         has_constraint = "feasible" in read
         if has_constraint and not read["feasible"] and self.method.on_infeasible != "clamp":
-            demand, most = read["demand"], read["max_demand"]
+            status = read["status"]
+            demand, most = status.demand.item(), status.max_demand.item()
             why = (
                 f"the constraint {demand:.4g} cannot be met: the gradients allow at most "
                 f'{most:.4g}; lower it or use constraint_mode="relative"'
@@ -579,7 +580,8 @@ class PairedGradients:
             headroom = free_limit / demand if demand > 0 else math.inf
             if not self._memory.update(headroom, bool(read["conflict"])):
                 return ""
-            return self._memory.explain(*(read[name] for name in _OF_A_STOP))
+            figures = (getattr(read["status"], name).item() for name in _OF_A_STOP)
+            return self._memory.explain(*figures)
         status = self._population.judge(read["sums"], self.method, self.max_grad_norm)
         if status is None:  # no new estimate
             return ""
@@ -601,7 +603,8 @@ class PairedGradients:
             retain = [None if r is None else r.clone() for r in retain]
         blocks, parts = self.layout.block_of, self.layout.parts
         weights = [a[block] for block in blocks], [b[block] for block in blocks]
-        written = combine_all(retain, forget, *weights, parts, is_kept=bool(keep))
+        tables = self._meter.tables
+        written = combine_all(retain, forget, *weights, parts, is_kept=bool(keep), tables=tables)
         self._set_grads(self.layout.give(written))
 
 
