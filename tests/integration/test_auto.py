@@ -108,8 +108,13 @@ def test_each_record_reaches_the_goal_and_none_pays_for_another(
     standing = trainer.goal_run.goal.standing(predicted(model, rows.forget))
     assert standing.share >= asked.get("target_share", 0.95)
     assert trainer.controller.history[-1]["forgotten"] == standing.count
-    is_saved = trainer.goal_run.state_dict()["reference"] is not None
+    state = trainer.goal_run.state_dict()
+    is_saved = state["reference"] is not None
     assert is_saved == (kind == "unseen"), "a resumed run is given that of a retain model"
+    data = {"retain": rows.retain, "forget": rows.forget, "test": rows.test}
+    again = trainer_of(model, **data, **SMALL | asked, retain_predictions=retrained).goal_run
+    again.load_state_dict(state)
+    assert again.goal.reference == trainer.goal_run.goal.reference
 
 
 def test_predictions_of_other_records_are_refused(model, trainer_of, rows):
