@@ -206,7 +206,12 @@ def test_training_of_texts_resumes_with_the_data_that_it_began_with(cli, tmp_pat
     assert cli(*train, "whole")[0] == 0
     signal_at(4, signal.SIGTERM)
     assert cli(*train, "run")[0] == 143
-    for changed, what in ((lines[:-1], "training set"), (lines[::-1], "order of the training set")):
+    spaced = [line.replace('"It is', '"  It is') for line in lines]
+    for changed, what in (
+        (lines[:-1], "training set"),
+        (lines[::-1], "order of the training set"),
+        (spaced, "tokens of the training set"),
+    ):
         data.write_text("".join(changed))
         code, _, err = resume(cli, command="train")
         assert (code, f"began with another {what} than there is now" in err) == (2, True)
@@ -303,6 +308,10 @@ def test_a_run_does_not_go_on_with_another_model_or_other_data(cli, tmp_path, sa
     changed.save_pretrained("model")
     said = resume(cli)[2]
     assert "the run in run began with another original model than there is now; put back" in said
+    load_classifier(str(saved_model)).save_pretrained("model")
+    place = tmp_path / "model/config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"image_mean": [0.7]}))
+    assert "began with another configuration of the original model than" in resume(cli)[2]
     load_classifier(str(saved_model)).save_pretrained("renamed")
     (run / "inputs.json").write_bytes(inputs[:100])
     assert "run/inputs.json does not say what that run has read: " in resume(cli)[2]

@@ -213,15 +213,18 @@ def test_records_that_stand_out_above_the_unseen_ones_are_named_if_chance_does_n
 
 
 def test_a_goal_that_compares_with_few_unseen_records_says_so():
-    texts = {"forget": ["gone"] * 9, "test": ["unseen"] * 19}
-    (line,) = few_unseen("unseen", texts)
-    assert line.startswith("the goal unseen compares with 19 unseen records, which can hardly tell")
-    assert few_unseen("unseen", texts | {"test": ["unseen"] * 20}) == []
-    assert few_unseen("loss", texts) == few_unseen("loss", {"forget": ["gone"]}) == []
-    images = {"forget": labelled(0, 1, 1), "test": labelled(*[0] * 40, *[1] * 3)}
-    assert "with 3 unseen records of a class" in few_unseen("unseen", images)[0]
-    images["forget"] = labelled(0, 2)
-    assert few_unseen("unseen", images) == [], "a class without unseen ones has all of them"
+    def said(forget, *unseen):
+        test = Predictions(torch.zeros(len(unseen), 3), torch.tensor(unseen))
+        goal = Goal("unseen").against({"test": test}, None)
+        return few_unseen(goal, Predictions(torch.zeros(len(forget), 3), torch.tensor(forget)))
+
+    (line,) = said([0] * 9, *[0] * 19)
+    few = "the goal unseen compares with 19 unseen records of a class, which can hardly tell"
+    assert line.startswith(few)
+    assert said([0] * 9, *[0] * 20) == []
+    assert "with 3 unseen records of a class" in said([0, 1, 1], *[0] * 40, *[1] * 3)[0]
+    assert said([0, 2], *[0] * 40) == [], "a class without unseen ones has all of them"
+    assert few_unseen(Goal("erased"), Predictions(torch.zeros(1, 3), torch.tensor([0]))) == []
 
 
 def test_a_report_counts_records_and_the_record_of_a_run_leaves_out_their_places():

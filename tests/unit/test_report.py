@@ -155,7 +155,9 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     # the records count, not their mean
     (MOST, True, -0.1, 0.0, FORGOT, "good"),
     (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
-    (goal(3, 2), True, 2.0, 0.0, "It did not forget: 2 of 20 records are forgotten, 3 be", "bad"),
+    (goal(3, 2), True, -0.1, 0.0, "It did not forget: 2 of 20 records, 3 before", "bad"),
+    (goal(3, 3), True, 2.0, 0.0, "The forget loss rose, but no more are forgotten: 3 of", "mixed"),
+    (goal(19, 19), True, 2.0, 0.0, "Before the run, too, 19 of 20 records counted as fo", "open"),
     (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
     # forgotten means by the losses and lasting
     (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),

@@ -47,7 +47,7 @@ from hamu.unlearning.goals import (
     record_losses,
     share_in_words,
 )
-from hamu.unlearning.record.inputs import differing, without_order
+from hamu.unlearning.record.inputs import as_recorded, differing
 from hamu.unlearning.trainer.promise import kept_in_words
 
 MARK = '<meta name="generator" content="hamu report">'  # identifies a file as a report
@@ -128,11 +128,15 @@ def _forgotten(run: Run) -> Verdict:
     before, after = (run.goal[role]["forgotten"] for role in ROLES)
     count = f"{after:,} of {run.goal['after']['records']:,} records"
     if has_share(run.goal):
+        if after == before:
+            return Verdict(f"Before the run, too, {count} counted as forgotten", "open")
         whole = run.goal.get("sampled_from")
         return Verdict(f"It forgot{f' a sample of {whole:,} records' if whole else ''}", "good")
     if after > before:
         return Verdict(f"It forgot in part, {count}", "mixed")
-    return Verdict(f"It did not forget: {count} are forgotten, {before:,} before", "bad")
+    rose = _change(run, "forget", "loss") > 0
+    said = "The forget loss rose, but no more are forgotten" if rose else "It did not forget"
+    return Verdict(f"{said}: {count}, {before:,} before", "mixed" if rose else "bad")
 
 
 def _kept(run: Run, gains: Gains, found: Verdict) -> Verdict:
@@ -228,7 +232,7 @@ def _overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
     """Figures, trajectories and losses of at least two runs."""
     others, known = [], [run for run in runs if run.inputs]
     for run in known[1:]:
-        name = differing(without_order(known[0].inputs), without_order(run.inputs))
+        name = differing(as_recorded(known[0].inputs), as_recorded(run.inputs))
         others += [f"{run.name} had another {name} than {known[0].name}"] * (name is not None)
     found = charts.trajectories(runs, looks)
     return {"table": several(runs), "charts": found, "differing": others}

@@ -333,15 +333,15 @@ def whole_classes(retain: Any, forget: Any) -> bool:
     return not bool(torch.isin(gone, kept).any())
 
 
-def few_unseen(kind: str, sets: Mapping[str, Any]) -> list[str]:
+def few_unseen(goal: Goal, forget: AnyPredictions) -> list[str]:
     """A sentence if the goal compares with so few unseen records that it can hardly tell."""
-    if kind != "unseen":
+    test = goal.reference
+    if goal.kind != "unseen" or test is None:
         return []
-    forget, test = (getattr(sets[name], "labels", None) for name in ("forget", "test"))
-    counts, of = [len(sets["test"])], ""
-    if isinstance(forget, Tensor) and isinstance(test, Tensor):
-        own = [int((test == label).sum()) for label in {*forget.tolist()}]
-        counts, of = [one or len(test) for one in own], " of a class"
+    counts, of = [len(record_losses(test))], ""
+    if isinstance(forget, Predictions) and isinstance(test, Predictions):
+        own = [int((test.labels == label).sum()) for label in {*forget.labels.tolist()}]
+        counts, of = [one or len(test.labels) for one in own], " of a class"
     if min(counts) >= _ENOUGH:
         return []
     records = "1 unseen record" if min(counts) == 1 else f"{min(counts)} unseen records"

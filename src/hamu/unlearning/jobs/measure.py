@@ -167,7 +167,8 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     report["goal"], lines = None, [NOTHING_TELLS]
     if goal is not None:
         report["goal"] = goal_report(goal, predictions, original=original, retain_model=reference)
-        lines = [*goal_lines(report["goal"]), *few_unseen(goal.kind, problem.sets())]
+        goal = goal.against(original or predictions, reference)
+        lines = [*goal_lines(report["goal"]), *few_unseen(goal, predictions["forget"])]
     attacked = None
     with folder:
         # first what is known, whatever becomes of what takes longer

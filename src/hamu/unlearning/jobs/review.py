@@ -264,7 +264,7 @@ class NamedSources:
         before = self._model("before")
         for source in {before, self._base("before") or before}:
             self._folder(source)  # a model of the hub is to be in its cache
-        now = inputs.without_order(self.task.inputs_of(self.problem, ("original",)))
+        now = inputs.as_recorded(self.task.inputs_of(self.problem, ("original",)))
         name = inputs.differing(inputs.read_inputs(self._run), now)
         record = read_record(self._run)
         if name is None and record is not None:

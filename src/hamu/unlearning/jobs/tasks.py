@@ -43,7 +43,7 @@ from hamu.unlearning.jobs.options import (
     RunOptions,
 )
 from hamu.unlearning.jobs.settings import Settings
-from hamu.unlearning.record.inputs import Inputs, saved_model_entry, set_entries
+from hamu.unlearning.record.inputs import Inputs, reading_entries, saved_model_entry, set_entries
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 from hamu.unlearning.trainer.resumable import to_channels_last
@@ -273,6 +273,10 @@ class Task(ABC):
             entry = None if source is None else saved_model_entry(source, self.base_of(source))
             entries[f"{name} model"] = entry
         return entries
+
+    def reading_of(self, sets: Mapping[str, Any], model: str | None) -> Inputs:
+        """Digests of what the model is given of fitted sets, and of its configuration."""
+        return reading_entries(sets, model, model and self.base_of(model))
 
     def inputs_of(self, problem: Problem, of: tuple[str, ...] = ("original", "retain")) -> Inputs:
         """Digests of a problem, and of the original model and the retain model."""

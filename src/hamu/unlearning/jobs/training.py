@@ -112,9 +112,10 @@ def _train(task: Task, folder: RunFolder) -> Trained:
     model = task.new_model(str(task.run.model), data)
     sets = {"training": data, "test": test}
     inputs = from_main(lambda: task.inputs(sets, {"original": start}))
+    data, test = task.fitted(model, data, test)
+    inputs = {**inputs, **task.reading_of({"training": data, "test": test}, start)}
     if resume:
         check_same(folder.path, inputs)
-    data, test = task.fitted(model, data, test)
     args.disable_tqdm = True
     bar = ProgressBar(task.console, "train")
     begin_folder = partial(folder.begin, task.given, with_settings(inputs, task.given))
@@ -198,9 +199,10 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         set_seed(args.seed)
         model = task.start_model(str(run.model))
         inputs = from_main(lambda: task.inputs_of(problem))
+        problem = task.fitted_problem(model, problem)
+        inputs = {**inputs, **task.reading_of(problem.sets(), run.model)}
         if run.resume:
             check_same(folder.path, inputs)
-        problem = task.fitted_problem(model, problem)
         task.announce(problem, f", by {args.method}")
         given = settings.given
         log = StepLog(folder, given, with_settings(inputs, given), run.resume)
@@ -307,9 +309,10 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         yield controller.goal_sentence
     goal = trainer.goal_run.figures()
     if goal is not None:
-        before = f"{goal['before']['forgotten']:,} before the run"
-        yield f"{forgotten_words(goal)} ({before}); whether that lasts: hamu attack"
-        yield from few_unseen(goal["kind"], problem.sets())
+        before = f"before the run {goal['before']['forgotten']:,} were"
+        yield f"{forgotten_words(goal)}; {before}; whether that lasts: hamu attack"
+        assert trainer.goal_run.goal is not None
+        yield from few_unseen(trainer.goal_run.goal, trainer.predictions["forget"])
     if trainer.promise is not None and trainer.pair.method.constrained is not None:
         yield kept_in_words(trainer.promise)
 

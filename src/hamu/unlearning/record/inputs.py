@@ -1,7 +1,7 @@
 """Inputs and settings of a run, by SHA-256 digests that anybody can recompute (docs/record.md).
 
-Written when the run begins: a resumed one goes on with the same. None but `order_digest` depends on
-layout: weights may be in one file or many, records in any order.
+Written when the run begins: a resumed one goes on with the same. Digests of sets and models do not
+depend on layout: weights may be in one file or many, records in any order.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hamu.data import ImageData, TextData, TextRecords
 from hamu.data.text import normal
 from hamu.errors import HamuError, first_line
 from hamu.files import INPUTS, is_of_hub, parse_json
-from hamu.models.storage import folder_of, weight_files
+from hamu.models.storage import CONFIGS, folder_of, weight_files
 
 Inputs = Mapping[str, Any]  # "forget set", "original model" and so on: the entry of each, or None
 _SETTINGS = "settings"
-_ORDER = "order of the "
+_ORDER, _TOKENS, _CONFIGURATION = "order of the ", "tokens of the ", "configuration of the "
 _CHOICES = ("forget_class", "forget_rows", "forget_filter")
 _PLACES = (
     *("data", "test_data", "data_dir", "forget_data", "tokenizer"),
@@ -117,9 +117,34 @@ def set_entries(name: str, data: ImageData | TextData | TextRecords | None) -> I
     return {f"{name} set": found, f"{_ORDER}{name} set": {"sha256": order_digest(rows)}}
 
 
-def without_order(inputs: Inputs) -> Inputs:
-    """The sets and models alone, as a record has them."""
-    return {name: entry for name, entry in inputs.items() if not name.startswith(_ORDER)}
+def reading_entries(sets: Mapping[str, Any], model: str | None, base: str | None) -> Inputs:
+    """Entries of what a model is given of texts, token by token, and of its configuration.
+
+    Digests of sets and models leave out the tokenizer, and spaces around a text.
+    """
+    found: dict[str, Any] = {}
+    for name, data in sets.items():
+        parts = [data, data.alternatives] if isinstance(data, TextData) else []
+        rows = [_tokens_digest(one) for one in parts if one is not None]
+        found[f"{_TOKENS}{name} set"] = {"sha256": order_digest(rows)} if rows else None
+    folders = [folder_of(source) for source in (model, base) if source is not None]
+    places = [folder / name for folder in folders for name in CONFIGS]
+    configs = [parse_json(place) for place in places if place.is_file()]
+    entry = {"sha256": _sha256(_json(configs))} if configs else None
+    return found | {f"{_CONFIGURATION}original model": entry}
+
+
+def _tokens_digest(data: TextData) -> str:
+    found = hashlib.sha256()
+    for ids, start in zip(data.tokens, data.scored_from, strict=True):
+        found.update(f"{len(ids)} {start}\n".encode() + ids.numpy().tobytes())
+    return found.hexdigest()
+
+
+def as_recorded(inputs: Inputs) -> Inputs:
+    """The sets and models alone; the other entries are for a run to be resumed."""
+    others = (_ORDER, _TOKENS, _CONFIGURATION)
+    return {name: entry for name, entry in inputs.items() if not name.startswith(others)}
 
 
 def saved_model_entry(source: str, base: str | None = None) -> dict[str, Any]:

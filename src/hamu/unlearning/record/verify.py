@@ -124,7 +124,7 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     of_file = partial(_read, run)
     yield (
         *("record.json and inputs.json name the same data and models", read),
-        partial(of_file, files.INPUTS, lambda: inputs.without_order(inputs.read_inputs(run))),
+        partial(of_file, files.INPUTS, lambda: inputs.as_recorded(inputs.read_inputs(run))),
     )
     evaluation = run / files.EVALUATION
     yield (
