@@ -18,6 +18,7 @@ from hamu.evaluation import Predictions, predict
 from hamu.unlearning.lookahead import Lookahead
 
 SMALL = {"auto": True, "max_steps": 40, "per_device_train_batch_size": 64}
+EVERY_FOURTH = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 4}
 ROWS = [0, 7, 20, 33, 41, 58, 60, 77, 84, 95, 103, 118]
 
 
@@ -117,6 +118,17 @@ def test_each_record_reaches_the_goal_and_none_pays_for_another(
     assert again.goal.reference == trainer.goal_run.goal.reference
 
 
+def test_without_a_start_nothing_is_said_of_it(model, trainer_of, rows):
+    data = {"retain": rows.retain, "forget": rows.forget, "test": rows.test}
+    trainer = trainer_of(model, **data, method="ga", max_steps=2)
+    trainer.train()
+    assert "eval_forget_loss" in (found := trainer.evaluate())
+    assert not [name for name in found if name.endswith("_gain")]
+    assert trainer.goal_run.figures() is None, "unseen losses were the start model's"
+    with pytest.raises(HamuError, match="eval_on_start measures the baseline of every figure"):
+        trainer_of(model, **data, eval_strategy="steps", eval_steps=1)
+
+
 def test_predictions_of_other_records_are_refused(model, trainer_of, rows):
     found = predicted(model, rows.forget)
     short = Predictions(found.logits[1:], found.labels[1:])
@@ -140,10 +152,10 @@ def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotte
 def test_a_callback_that_ends_it_at_an_evaluation_leaves_the_best_state(model, trainer_of, rows):
     class Stop(TrainerCallback):
         def on_evaluate(self, args, state, control, **kwargs):
-            control.should_training_stop = True
+            control.should_training_stop = state.global_step > 0
 
     asked = {"target_forget_loss": 30.0, "max_retain_increase": 0.0, "callbacks": [Stop()]}
-    trainer = by_goal(trainer_of, model, rows, **asked, eval_strategy="steps", eval_steps=4)
+    trainer = by_goal(trainer_of, model, rows, **asked, **EVERY_FOURTH)
     assert trainer.state.global_step == 4
     assert trainer.controller.ended
     assert trainer.stop_reason.startswith("a callback ended it; the goal is not reached: ")
@@ -241,12 +253,17 @@ def test_a_lasting_run_of_a_language_model_stands_its_rehearsals(
 
 def test_accumulation_looks_ahead_once_a_step(model, trainer_of, whole_class, monkeypatch):
     starts, advance = [], Lookahead.advance
-    noted = lambda self, *sides: starts.append(advance(self, *sides))  # noqa: E731
+
+    def noted(self, batches):
+        starts.append([len(retain["labels"]) for retain, _ in batches])
+        advance(self, batches)
+
     monkeypatch.setattr(Lookahead, "advance", noted)
     parts = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4}
     lasting = {"lasting": True, "lookahead_steps": 6, "max_steps": 8}
     trainer = by_goal(trainer_of, model, whole_class, **lasting, **parts)
-    assert len(starts) == trainer.steps_taken == 8
+    assert starts == [[16] * 4] * 8
+    assert trainer.steps_taken == 8
     assert trainer.lookahead.cycles >= 1
 
 

@@ -11,13 +11,13 @@ import torch
 from helpers import weights
 from torch import nn
 from torch.nn import functional as F
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.unlearning.trainer import PairedDataset, sides
 from hamu.unlearning.trainer import trainer as trainer_module
 
-EVERY_SECOND = {"eval_strategy": "steps", "eval_steps": 2}
+EVERY_SECOND = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}
 
 
 @pytest.fixture
@@ -191,7 +191,9 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
     with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
         trainer_of(model, optimizers=(another, None))
     stream = {"retain_dataset": iter(()), "forget_dataset": []}
-    with pytest.raises(HamuError, match="the retain set, a tuple_iterator, has no length; records"):
+    with pytest.raises(
+        HamuError, match="the retain set, a tuple_iterator, has no positions; records"
+    ):
         UnlearnTrainer(model, UnlearnConfig("unused"), **stream)
     sharded = SimpleNamespace(shard=True, needs_alternatives=False, check_processes=list)
     none = {"retain_dataset": [], "forget_dataset": []}
@@ -207,6 +209,7 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
 def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of, monkeypatch):
     settings = {"method": "gdiff", "learning_rate": 0.02}
     saved = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
+    saved["eval_on_start"] = True
     after_four = copy.deepcopy(model)
     trainer_of(after_four, **settings, max_steps=4).train()
     trainer = trainer_of(model, **settings, **saved, max_steps=12, max_retain_loss=1e9)
@@ -264,15 +267,34 @@ def test_nothing_of_a_step_that_was_broken_off_enters_another_run(model, trainer
     assert judged[0] == judged[1]
 
 
+def test_a_callback_ends_a_run_though_another_state_is_the_best(model, trainer_of):
+    saved = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+    every = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = trainer_of(model, method="ga", learning_rate=0.5, max_steps=9, **every, **saved)
+    trainer.add_callback(EarlyStoppingCallback(2))
+    trainer.train()
+    assert trainer.state.global_step < 9
+    assert (trainer.stop.kind, "of step" in trainer.stop.text) == ("other", True)
+
+
+@pytest.mark.parametrize("label", [-100, 10])
+def test_a_label_that_is_no_class_is_refused(model, trainer_of, problem, label):
+    items = [dict(problem.retain[n]) for n in range(300)]
+    items[-1]["labels"] = torch.tensor(label)
+    every = {"eval_on_start": True, "eval_strategy": "epoch"}
+    with pytest.raises(HamuError, match=f"a label is {label}; a classifier of 10 classes needs"):
+        trainer_of(model, retain=items, **every).train()
+
+
 def test_only_the_last_steps_stay_in_memory(model, trained, monkeypatch):
     monkeypatch.setattr(trainer_module, "_REMEMBERED", 3)
     trainer = trained(model, max_steps=6, **EVERY_SECOND)
     assert [entry["step"] for entry in lines(trainer)] == [4, 5, 6]
-    assert [entry["step"] for entry in lines(trainer, "eval_joint_gain")] == [2, 4, 6]
+    assert [entry["step"] for entry in lines(trainer, "eval_joint_gain")] == [0, 2, 4, 6]
 
 
 def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model, trained, problem):
-    settings = {"eval_on_start": True, "learning_rate": 1e-2, "per_device_eval_batch_size": 100}
+    settings = {"learning_rate": 1e-2, "per_device_eval_batch_size": 100}
     trainer = trained(model, test=problem.test, max_steps=4, **EVERY_SECOND, **settings)
     first, *_, last = entries = lines(trainer, "eval_forget_gain")
     assert ([e["step"] for e in entries], first["eval_joint_gain"]) == ([0, 2, 4], 0)

@@ -84,7 +84,7 @@ def test_a_gradient_is_taken_at_the_point_ahead_and_the_weights_stay(made):
     before, versions = state(model), [p._version for p in model.parameters()]
     addresses = [p.data_ptr() for p in model.parameters()]
     for step in range(5):
-        lookahead.advance(batch("retain", 4, step), batch("forget", 4, step))
+        lookahead.advance([(batch("retain", 4, step), batch("forget", 4, step))])
     assert all(p.grad is None for p in model.parameters())
     with lookahead.ahead():
         assert not is_as(model, before)
@@ -107,11 +107,11 @@ def test_the_point_ahead_is_where_adam_fine_tunes_to_and_starts_again_after_its_
     model, _, lookahead = made
     batches = [batch("retain", 4, step) for step in range(3)]
     for one, copy in zip(batches, fine_tuned(new_model().eval(), batches), strict=True):
-        lookahead.advance(one, batch("forget", 4))
+        lookahead.advance([(one, batch("forget", 4))])
         assert alike(point(lookahead, model), copy.parameters(), atol=1e-6)
     assert (lookahead.taken, lookahead.cycles) == (3, 0)
     far = point(lookahead, model)
-    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    lookahead.advance([(batch("retain", 4), batch("forget", 4))])
     assert (lookahead.taken, lookahead.cycles) == (1, 1)
     moves = [[(a - b).abs().max() for a, b in zip(there, model.parameters(), strict=True)]
              for there in (far, point(lookahead, model))]  # fmt: skip
@@ -120,12 +120,12 @@ def test_the_point_ahead_is_where_adam_fine_tunes_to_and_starts_again_after_its_
 
 def test_the_point_moves_along_with_the_model(made):
     model, _, lookahead = made
-    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    lookahead.advance([(batch("retain", 4), batch("forget", 4))])
     path = [a - p for a, p in zip(point(lookahead, model), model.parameters(), strict=True)]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    lookahead.advance([(batch("retain", 4), batch("forget", 4))])
     moved = [a - p for a, p in zip(point(lookahead, model), model.parameters(), strict=True)]
     # a second step of Adam from there
     assert all((b - a).abs().max() <= 0.0101 for a, b in zip(path, moved, strict=True))
@@ -135,20 +135,20 @@ def test_every_other_cycle_relearns_some_forgotten_records(made):
     _, loss, lookahead = made
     found = []
     for step in range(12):
-        lookahead.advance(batch("retain", 10, step), batch("forget", 10, step))
+        lookahead.advance([(batch("retain", 10, step), batch("forget", 10, step))])
         found.append(lookahead.relearns_forgotten)
         expected = [("retain", 10), ("forget", 2)] if found[-1] else [("retain", 10)]
         assert loss.rows[-len(expected) :] == expected
         assert lookahead.at_the_end_of_a_retain_cycle == (step in (2, 8))
     assert found == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
-    lookahead.advance(batch("retain", 65), batch("forget", 4))
+    lookahead.advance([(batch("retain", 65), batch("forget", 4))])
     assert loss.rows[-2:] == [("retain", 33), ("retain", 32)], "a large batch is two steps"
 
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
     model, _, lookahead = made
-    lookahead.advance(batch("retain", 4), batch("forget", 4))
+    lookahead.advance([(batch("retain", 4), batch("forget", 4))])
     before, ahead = state(model), point(lookahead, model)
     modes = [m.training for m in model.modules()]
     versions = [p._version for p in model.parameters()]
@@ -177,13 +177,13 @@ def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
 def test_a_point_that_is_saved_and_loaded_goes_on_bit_by_bit(made, taken):
     model, loss, whole = made
     for step in range(taken):
-        whole.advance(batch("retain", 4, step), batch("forget", 4, step))
+        whole.advance([(batch("retain", 4, step), batch("forget", 4, step))])
     trained = [p for p in model.parameters() if p.requires_grad]
     resumed = Lookahead(model, trained, loss, rate=0.01, depth=3)
     resumed.load_state_dict(deepcopy(whole.state_dict()))
     for step in range(taken, taken + 3):
         for one in (whole, resumed):
-            one.advance(batch("retain", 4, step), batch("forget", 4, step))
+            one.advance([(batch("retain", 4, step), batch("forget", 4, step))])
         assert alike(point(whole, model), point(resumed, model))
     assert (whole.taken, whole.cycles) == (resumed.taken, resumed.cycles)
 
@@ -195,5 +195,5 @@ def test_a_loss_ahead_that_is_not_finite_is_an_error_and_the_weights_stay(made):
     with pytest.raises(
         HamuError, match=r"the loss of a step ahead is nan; lower --lookahead_rate 0.01 or"
     ):
-        lookahead.advance(batch("retain", 4), batch("forget", 4))
+        lookahead.advance([(batch("retain", 4), batch("forget", 4))])
     assert is_as(model, before)

@@ -85,10 +85,17 @@ def predict(
 
     `data` gives items with labels, or batches of them through `__getitems__`; `collate` makes a
     batch of items. If `shared`, all processes share the work, and each must call it. An empty data
-    set is a HamuError.
+    set is a HamuError, and so is a label that is no class.
     """
     lengths = [0] * len(data)  # type: ignore[arg-type]
     logits, labels, _ = _predicted(model, data, lengths, batch_size, collate, _columns, shared)
+    classes, is_whole = logits.shape[1], not labels.is_floating_point() and labels.ndim == 1
+    wrong = labels[(labels < 0) | (labels >= classes)] if is_whole else labels
+    if wrong.numel():
+        raise HamuError(
+            f"a label is {wrong[0].tolist()}; a classifier of {classes} classes needs one whole "
+            f"number from 0 to {classes - 1} for each image"
+        )
     return Predictions(logits, labels)
 
 

@@ -55,8 +55,9 @@ class GoalRun:
             raise HamuError(NOTHING_TELLS)
         if self.goal is not None and retain_predictions is not None:
             known = len(record_losses(retain_predictions))
-            records = len(self._looks.whole["forget"])  # type: ignore[arg-type]
-            if known != records:
+            sets = (self._looks.whole["forget"], self._looks.sets["forget"])
+            records, evaluated = (len(one) for one in sets)  # type: ignore[arg-type]
+            if known not in (records, evaluated):
                 raise HamuError(
                     f"retain_predictions are of {known} records, the forget set has {records}; "
                     f"give those of the same records in the same order"
@@ -110,8 +111,10 @@ class GoalRun:
         assert self.goal is not None
         if self.goal.kind == "unseen" and self.goal.reference is None:
             test = self.trainer.start_predictions.get("test")
-            test = test or self._looks.predict(self._looks.sets["test"])
-            self.goal = self.goal.against({"test": test}, None)
+            if test is None and not self.trainer.state.global_step:
+                test = self._looks.predict(self._looks.sets["test"])
+            if test is not None:
+                self.goal = self.goal.against({"test": test}, None)
         return self.goal
 
     def standings(self) -> dict[str, Standing]:
@@ -123,7 +126,10 @@ class GoalRun:
                 continue
             goal, forget = self._complete(), predictions["forget"]
             expected = goal.reference or forget
-            if goal.kind != "retrained" or len(expected.losses) == len(forget.losses):
+            is_known = goal.kind != "unseen" or goal.reference is not None
+            if goal.kind == "retrained":
+                is_known = len(expected.losses) == len(forget.losses)
+            if is_known:
                 found[name] = goal.standing(forget)
         return found
 

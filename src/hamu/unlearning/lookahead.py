@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from hamu.core.forward import buffers_kept, evaluating
 from hamu.errors import HamuError
 
+Batch = Mapping[str, Tensor]
 _TWO_STEPS_FROM = 64  # records in a retain batch, from where on it is worth two steps ahead
 _FEW = 0.2  # forgotten records in a step ahead, as a share of its retain records
 
@@ -40,7 +41,7 @@ class Lookahead:
         self,
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
-        loss: Callable[[Mapping[str, Tensor], slice], Tensor],
+        loss: Callable[[Batch, slice], Tensor],
         *,
         rate: float,
         depth: int,
@@ -69,8 +70,12 @@ class Lookahead:
         self.taken = self.depth
         self.cycles -= self.cycles % 2 == 0
 
-    def advance(self, retain: Mapping[str, Tensor], forget: Mapping[str, Tensor]) -> None:
-        """Take a step or two from the model's weights plus the path, on the step's own batches."""
+    def advance(self, batches: Sequence[tuple[Batch, Batch]]) -> None:
+        """Take a step or two from the model's weights plus the path, on the step's own batches.
+
+        Args:
+            batches: retain and forget records; several pairs where gradients accumulate.
+        """
         with torch.no_grad():
             if self.taken >= self.depth:
                 self.taken, self.cycles = 0, self.cycles + 1
@@ -78,34 +83,46 @@ class Lookahead:
                 self._optimizer = torch.optim.Adam(self._point, lr=self.rate)
             torch._foreach_copy_(self._point, self._parameters)
             torch._foreach_add_(self._point, self._offset)
-        records = len(retain["labels"])
-        steps = 2 if records >= _TWO_STEPS_FROM else 1
-        size = -(-records // steps)
-        for start in range(0, records, size):
-            self._step(retain, slice(start, start + size), forget, max(1, int(_FEW * size)))
+        records = sum(len(retain["labels"]) for retain, _ in batches)
+        parts = [(retain, slice(None), forget) for retain, forget in batches]
+        if records >= _TWO_STEPS_FROM:
+            if len(batches) == 1:
+                half = -(-records // 2)
+                ((retain, forget),) = batches
+                parts = [(retain, rows, forget) for rows in (slice(half), slice(half, None))]
+            middle = -(-len(parts) // 2)
+            self._step(parts[:middle])
+            parts = parts[middle:]
+        self._step(parts)
         with torch.no_grad():
             torch._foreach_copy_(self._offset, self._point)
             torch._foreach_sub_(self._offset, self._parameters)
 
-    def _step(
-        self, retain: Mapping[str, Tensor], rows: slice, forget: Mapping[str, Tensor], few: int
-    ) -> None:
+    def _step(self, parts: Sequence[tuple[Batch, slice, Batch]]) -> None:
+        """Take a step on these rows of retain batches, and a few first ones of forget batches."""
+        counts = [len(retain["labels"][rows]) for retain, rows, _ in parts]
+        few = max(1, int(_FEW * sum(counts))) if self.relearns_forgotten else 0
+        relearned: list[int] = []
+        for _, _, forget in parts:
+            relearned.append(min(few - sum(relearned), len(forget["labels"])))
+        every = sum(counts) + sum(relearned)
         with self.ahead():
-            loss = self._loss(retain, rows)
-            if self.relearns_forgotten:
-                few = min(few, len(forget["labels"]))
-                share = few / (few + len(retain["labels"][rows]))
-                loss = (1 - share) * loss + share * self._loss(forget, slice(0, few))
-            if not bool(torch.isfinite(loss)):
-                raise HamuError(
-                    f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate "
-                    f"{self.rate:g} or --lookahead_steps {self.depth}"
-                )
-            self._descend(self._optimizer, self._point, loss)
+            for (retain, rows, forget), n, m in zip(parts, counts, relearned, strict=True):
+                loss = n / every * self._loss(retain, rows)
+                if m:
+                    loss = loss + m / every * self._loss(forget, slice(m))
+                if not bool(torch.isfinite(loss)):
+                    raise HamuError(
+                        f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate "
+                        f"{self.rate:g} or --lookahead_steps {self.depth}"
+                    )
+                self._add_gradient(self._point, loss)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
         self.taken += 1
 
     @contextmanager
-    def rehearsed(self, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[None]:
+    def rehearsed(self, batches: Iterable[Batch]) -> Iterator[None]:
         """Fine-tune a copy of the weights on these batches: a rehearsal of an attack.
 
         Inside, the model has the copy's weights; afterwards its own, its buffers and its modes.
@@ -115,7 +132,9 @@ class Lookahead:
         with evaluating(self._model), buffers_kept(self._model), self._at(copies):
             self._model.train()
             for batch in batches:
-                self._descend(optimizer, copies, self._loss(batch, slice(None)))
+                self._add_gradient(copies, self._loss(batch, slice(None)))
+                optimizer.step()
+                optimizer.zero_grad()
             yield
 
     def ahead(self) -> AbstractContextManager[None]:
@@ -133,12 +152,11 @@ class Lookahead:
             for parameter, data in zip(self._parameters, kept, strict=True):
                 parameter.data = data
 
-    def _descend(self, optimizer: Any, point: Sequence[Tensor], loss: Tensor) -> None:
+    def _add_gradient(self, point: Sequence[Tensor], loss: Tensor) -> None:
         grads = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         for one, grad in zip(point, grads, strict=True):
-            one.grad = grad
-        optimizer.step()
-        optimizer.zero_grad()
+            if grad is not None:
+                one.grad = grad if one.grad is None else one.grad + grad
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint: the path, and what its optimizer remembers."""

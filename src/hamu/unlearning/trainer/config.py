@@ -326,6 +326,10 @@ class UnlearnConfig(TrainConfig):
         if self.auto:
             self._settle_goal()
         self.optim, self.eval_strategy = self.optim or "sgd", self.eval_strategy or "epoch"
+        _check(
+            self.eval_on_start or self.eval_strategy == "no",
+            "eval_on_start measures the baseline of every figure; leave it on",
+        )
         if self.greater_is_better is None:
             metric = str(self.metric_for_best_model).removeprefix("eval_")
             self.greater_is_better = metric not in _LOWER_IS_BETTER

@@ -524,7 +524,7 @@ def set_up_layers(model: Any, args: TrainConfig, *, channels_last: bool) -> None
         to_channels_last(model)
     if not args.gradient_checkpointing:
         return
-    if not getattr(model, "supports_gradient_checkpointing", True):
+    if not getattr(model, "supports_gradient_checkpointing", False):
         raise HamuError(
             f"{type(model).__name__} cannot recompute activations; leave out "
             f"--gradient_checkpointing"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import OriginalModel, predict_logits, without_autocast
@@ -38,9 +38,9 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
         return isinstance(item, Mapping) and "labels" in item and bool(inputs & item.keys())
 
     for name, one in data.items():
-        if one is not None and not hasattr(one, "__len__"):
+        if isinstance(one, IterableDataset) or (one is not None and not hasattr(one, "__len__")):
             way = "records are drawn by position, so load it as a list"
-            raise HamuError(f"the {name} set, a {type(one).__name__}, has no length; {way}")
+            raise HamuError(f"the {name} set, a {type(one).__name__}, has no positions; {way}")
         if one is None or not len(one):
             continue
         item = one[0]

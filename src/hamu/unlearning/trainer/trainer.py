@@ -169,6 +169,7 @@ class UnlearnTrainer(ResumableTrainer):
             rate, depth = args.lookahead_rate or usual, args.lookahead_steps
             loss = partial(_mean_loss, model)
             self.lookahead = Lookahead(model, self.pair.parameters, loss, rate=rate, depth=depth)
+        self._of_step: list[Any] = []  # batches of the step under way
         self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
         self.skip_reason, self.stop = "", ALL_DONE
         self.start_predictions: dict[str, AnyPredictions] = {}
@@ -188,8 +189,7 @@ class UnlearnTrainer(ResumableTrainer):
         self._early_ends.discard()
         self._losses, self._at = {}, -1
         output = super().train(*args, **kwargs)
-        is_early = self.state.global_step < self.state.max_steps and not self.was_interrupted
-        if self.stop == ALL_DONE and is_early:
+        if self.stop == ALL_DONE and self._is_early:
             self.stop = BY_A_CALLBACK
         if self.stop == ALL_DONE and self.steps_skipped and not self.steps_taken:
             tried = f"{self.steps_skipped} tried, and the last one skipped as {self.skip_reason}"
@@ -263,6 +263,8 @@ class UnlearnTrainer(ResumableTrainer):
     def _load_best_model(self) -> None:
         super()._load_best_model()
         self.predictions = {}
+        if self.stop == ALL_DONE and self._is_early:
+            self.stop = BY_A_CALLBACK
         best = self.state.best_global_step
         if best == self.state.global_step:
             return
@@ -270,6 +272,10 @@ class UnlearnTrainer(ResumableTrainer):
         self._steps_of_best = of_best["steps_taken"]
         if self.args.load_best_model_at_end:
             self._add_to_stop(f"the weights are the best ones, of step {best}")
+
+    @property
+    def _is_early(self) -> bool:
+        return self.state.global_step < self.state.max_steps and not self.was_interrupted
 
     def end_run(self, stop: StopReason) -> None:
         """End the run after the step at hand; its weights may be others than were evaluated."""
@@ -284,6 +290,7 @@ class UnlearnTrainer(ResumableTrainer):
     def _get_num_items_in_batch(  # type: ignore[override]
         self, batch_samples: list[Any], device: torch.device
     ) -> dict[str, Tensor | int]:
+        self._of_step = batch_samples
         return self.side_losses.counts(batch_samples, device)
 
     def training_step(  # type: ignore[override]
@@ -303,7 +310,8 @@ class UnlearnTrainer(ResumableTrainer):
             self._at, self._losses, self.predictions = self.state.global_step, {}, {}
         inputs = self._prepare_inputs(inputs)
         if self.lookahead is not None and not self._losses:  # once a step
-            self.lookahead.advance(inputs["retain"], inputs["forget"])
+            whole: list[Any] = [self._prepare_inputs(one) for one in self._of_step]
+            self.lookahead.advance([(one["retain"], one["forget"]) for one in whole])
         limits = self.goal_run.limits_of(inputs[POSITIONS]) if POSITIONS in inputs else None
         step, logged_every = self.state.global_step + 1, self.state.logging_steps
         is_checked = self.watch.schedule.is_due(step, logged_every)
@@ -446,7 +454,7 @@ class UnlearnTrainer(ResumableTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Measure loss and accuracy on all sets, and the gains since the start, by name.
+        """Measure loss and accuracy on all sets, and the gains since the start if it was measured.
 
         On other records, or several sets of them by name, it measures loss and accuracy alone.
         """
@@ -456,7 +464,7 @@ class UnlearnTrainer(ResumableTrainer):
             found = {metric_key_prefix + k: self.evaluations.predict(v) for k, v in sets.items()}
             return set_figures(found)
         prefix, step = metric_key_prefix, self.state.global_step
-        evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_gain" in e]
+        evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_loss" in e]
         # evaluated before the run was resumed; or those of other weights, not the last step's
         is_known = step in evaluated or self._steps_of_best is not None
         if not self.args.freeze_batchnorm:
@@ -464,13 +472,16 @@ class UnlearnTrainer(ResumableTrainer):
             broadcast([one for module in self._batchnorms for one in module.buffers()])
         measured = self.evaluations.sets.items()
         self.predictions = {name: self.evaluations.predict(data) for name, data in measured}
-        self.start_predictions = self.start_predictions or self.predictions
+        if not step:
+            self.start_predictions = self.start_predictions or self.predictions
         if self.args.forget_objective == "bounded" and self.controller is None:
             self.goal_run.focus(self.goal_run.standings()["after"])
         start, figures = set_figures(self.start_predictions), set_figures(self.predictions)
-        then, now = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, figures))
-        gains = Gains.between(then, now)
-        figures |= {f"{name}_gain": getattr(gains, name) for name in ("forget", "retain", "joint")}
+        if start:
+            both = ({str(side): one[f"{side}_loss"] for side in SIDES} for one in (start, figures))
+            gains = Gains.between(*both)
+            names = ("forget", "retain", "joint")
+            figures |= {f"{name}_gain": getattr(gains, name) for name in names}
         metrics = {f"{prefix}_{key}": value for key, value in figures.items()}
         if not is_known:
             self.log(dict(metrics))
@@ -484,7 +495,10 @@ class UnlearnTrainer(ResumableTrainer):
         if self.controller is not None:
             steps_of_best = self.controller.steps_of_best
         return {
-            "trajectory": [e for e in self.state.log_history if "eval_forget_gain" in e],
+            # a checkpoint's entries come in another order
+            "trajectory": [
+                dict(sorted(e.items())) for e in self.state.log_history if "eval_forget_gain" in e
+            ],
             "steps_taken": self.steps_taken,
             "steps_skipped": self.steps_skipped,
             "steps_in_model": self.steps_taken if steps_of_best is None else steps_of_best,
