@@ -65,6 +65,7 @@ def test_rmia_finds_what_a_model_knows_by_heart_and_nothing_in_one_that_never_sa
 
 def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
     steps = "--method gdiff --max_steps 4 --learning_rate 0.05 --save_strategy steps --save_steps 2"
+    steps += " --retain_model retrained/model --goal retrained --max_eval_samples 30"
     assert run(f"unlearn {OF_NOISE} {steps} --output_dir run") == 0
     assert run(f"evaluate {NOISE} --model run/model {SHADOWS} --output_dir ulira") == 0
     metrics = report_in("ulira")["metrics"]

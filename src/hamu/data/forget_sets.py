@@ -90,14 +90,15 @@ def forget_class(
 
     Args:
         train, test: the training data, and data that was not trained on, or None.
-        target: the class, by name or number.
+        target: the class, by name or, where not all names are numbers, by its place.
         rho: the mixing ratio ρ in [0, 1].
         seed: seed of the draw.
     """
     if not 0 <= rho <= 1:
         raise HamuError(f"the similarity mixing ratio rho is a share in [0, 1]; got {rho}")
-    numbers = {str(number): number for number in range(len(train.classes))}
-    numbers |= {name: number for number, name in enumerate(train.classes)}
+    numbers = {name: number for number, name in enumerate(train.classes)}
+    if not all(name.isdecimal() for name in train.classes):
+        numbers = {str(number): number for number in range(len(train.classes))} | numbers
     members = (train.labels == numbers.get(str(target), -1)).nonzero().flatten()
     if not len(members):
         listed = ", ".join(train.classes[i] for i in sorted({*train.labels.tolist()}))
@@ -156,7 +157,7 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
     It is "COLUMN=VALUE", "COLUMN!=VALUE" or "COLUMN~REGEX"; the last looks anywhere in the column.
     True, False and None may also be written as in JSON, and 7.0 as 7.
     """
-    parsed = re.fullmatch(r"\s*(\w+)\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
+    parsed = re.fullmatch(r"\s*([^=!~]*[^=!~\s])\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
     if parsed is None:
         ways = "COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX"
         raise HamuError(f"the filter {expression!r} cannot be read; write {ways}")

@@ -23,6 +23,7 @@ from transformers import set_seed
 from hamu.data import encode
 from hamu.data.forget_sets import UnlearningData
 from hamu.errors import HamuError, first_line
+from hamu.evaluation import Predictions
 from hamu.evaluation.membership import (
     FEWEST,
     AttackScores,
@@ -126,6 +127,12 @@ def _shadows(
         )
     pool = forget.joined(test.select(drawn))
     unseen = test.select(sorted({*range(len(test))} - {*drawn.tolist()}))
+    retrained: Any = None  # predictions of the retain model that the run compared with
+    if unlearn_config is not None:
+        named = settings_of_run(unlearn_config).of(RunOptions).retain_model
+        if named is not None:
+            retain_model = task.on_device(task.load_model(named))
+            retrained = task.predict(retain_model, task.fitted(retain_model, pool, None)[0])
 
     def predicted(mine: list[int], rest: list[int], seed: int, place: str) -> list[Tensor]:
         """Logits [N, K] of one model for the pool, after training and, if asked for, unlearning."""
@@ -144,7 +151,8 @@ def _shadows(
             args.settle_batch_sizes(is_text=False)
             sets = {"forget": pool.select(mine), "test": unseen.joined(pool.select(rest))}
             own = maker.fitted_problem(model, replace(problem, **sets))
-            quiet_trainer(model, own, args, [], task.collator).train()
+            known_of = retrained and Predictions(retrained.logits[mine], retrained.labels[mine])
+            quiet_trainer(model, own, args, [], task.collator, known_of).train()
             found.append(task.predict(model, known).logits)
         return found
 
