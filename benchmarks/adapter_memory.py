@@ -44,7 +44,7 @@ def one_run(method: str, steps: int) -> dict[str, float]:
         num_hidden_layers=8,
         num_attention_heads=8,
     )
-    model = with_adapter(LlamaForCausalLM(config), AdapterSettings())
+    model = with_adapter(LlamaForCausalLM(config), AdapterSettings(targets="q_proj,v_proj"))
     texts = [torch.randint(0, 4096, (32,)) for _ in range(8)]
     data = [{"input_ids": ids, "labels": ids} for ids in texts]
     with tempfile.TemporaryDirectory() as folder:

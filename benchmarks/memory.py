@@ -78,7 +78,9 @@ def llama_100m_bf16() -> tuple[nn.Module, dict[str, Batch]]:
 
 
 def llama_100m_lora() -> tuple[nn.Module, dict[str, Batch]]:
-    return with_adapter(new_llama(32000, 768, 12), AdapterSettings(rank=8)), texts(32000)
+    return with_adapter(
+        new_llama(32000, 768, 12), AdapterSettings(rank=8, targets="q_proj,v_proj")
+    ), texts(32000)
 
 
 def texts(vocabulary: int) -> dict[str, Batch]:

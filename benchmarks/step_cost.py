@@ -90,7 +90,7 @@ def llama_1b(
     torch.set_default_dtype(torch.float32)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if adapter:
-        model = with_adapter(model, AdapterSettings(rank=8)).train()
+        model = with_adapter(model, AdapterSettings(rank=8, targets="q_proj,v_proj")).train()
     return model, *losses_of(model, (4, 1024), device)
 
 

@@ -39,7 +39,9 @@ def roughness(size: tuple[int, ...], dtype: torch.dtype, deviation: float) -> fl
     for parameter in base.parameters():
         if parameter.dim() > 1:
             parameter.mul_(3)
-    model: Any = with_adapter(base.to(dtype), AdapterSettings(rank=8)).eval()
+    model: Any = with_adapter(
+        base.to(dtype), AdapterSettings(rank=8, targets="q_proj,v_proj")
+    ).eval()
     moved = [p for p in model.parameters() if p.requires_grad]
     for parameter in moved:
         parameter.normal_(std=0.02)

@@ -108,7 +108,9 @@ class Model:
             model = LlamaForCausalLM(self.config)
             self.layer = sum(sizes_of(model.model.layers[0]))
             self.sizes = sizes_of(model)
-            self.adapter_sizes = sizes_of(with_adapter(model, AdapterSettings(rank=8)))
+            self.adapter_sizes = sizes_of(
+                with_adapter(model, AdapterSettings(rank=8, targets="q_proj,v_proj"))
+            )
 
 
 def sizes_of(model: nn.Module) -> list[int]:

@@ -25,7 +25,7 @@ def llama(training, hidden, inner, layers, keys, vocab):
     dtype = torch.float32 if training.weight == 4 else torch.bfloat16
     model = LlamaForCausalLM(config).to(dtype).train()
     if training.adapter:
-        model = with_adapter(model, AdapterSettings(rank=8))
+        model = with_adapter(model, AdapterSettings(rank=8, targets="q_proj,v_proj"))
         model.enable_input_require_grads()
     model.gradient_checkpointing_enable()
     return model, config

@@ -36,7 +36,7 @@ def made(tmp_path_factory):
         model = new_language_model(tokenizer, hidden=32, layers=1, max_length=128)
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    adapted = with_adapter(model, AdapterSettings(rank=2, alpha=4))
+    adapted = with_adapter(model, AdapterSettings(rank=2, alpha=4, targets="q_proj,v_proj"))
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)

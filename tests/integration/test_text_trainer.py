@@ -247,7 +247,7 @@ def test_what_a_model_in_half_precision_rounds_is_not_taken_for_a_broken_promise
         with torch.no_grad():
             base.lm_head.weight.mul_(8)  # as sure of itself as a model that was trained
         set_seed(1)
-        model = with_adapter(base, AdapterSettings(rank=2))
+        model = with_adapter(base, AdapterSettings(rank=2, targets="q_proj,v_proj"))
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.1)

@@ -73,10 +73,12 @@ CONFIG, ADAPTER = "base/config.json", "adapter/adapter_config.json"
 def test_a_model_with_experts_has_an_adapter_by_default():
     settings = SIZES | {"num_key_value_heads": 2, "num_local_experts": 2}
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings))
-    named = with_adapter(model, AdapterSettings()).named_parameters()
-    trained = [name for name, parameter in named if parameter.requires_grad]
-    assert trained
-    assert all("q_proj" in name or "v_proj" in name for name in trained)
+    adapted = with_adapter(model, AdapterSettings(rank=2))
+    ids = torch.arange(8)[None]
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    moved = [name for name, p in adapted.named_parameters() if p.grad is not None and p.grad.any()]
+    assert all(any(part in name for name in moved) for part in ("q_proj", "o_proj", "experts"))
+    assert all("lora_B" in name for name in moved)
 
 
 @pytest.mark.parametrize(

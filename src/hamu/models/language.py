@@ -47,17 +47,17 @@ DTYPES = ("float32", "bfloat16", "float16", "auto")
 FOUR_BIT = "4bit"  # NF4 (Dettmers et al. 2023), for a base whose adapter is trained
 _END, _PAD = "<|end|>", "<|pad|>"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_ALL_LINEAR = "all-linear"  # PEFT's word, which stands alone
+ALL_LINEAR = "all-linear"  # PEFT's word for all but the head, which stands alone
 
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """A new LoRA adapter (Hu et al. 2022); the defaults are the paper's (App. F.2)."""
+    """A new LoRA adapter (Hu et al. 2022); rank and alpha are the paper's (App. F.2)."""
 
     rank: int = 8
     alpha: float = 16.0  # the update is scaled by alpha/rank
     dropout: float = 0.0
-    targets: str = ""  # layers, "all-linear" for all but the head, "" for PEFT's own choice
+    targets: str = ALL_LINEAR  # or names of layers
 
 
 def new_tokenizer(texts: Iterable[str], vocabulary: int = 4096) -> PreTrainedTokenizerFast:
@@ -259,20 +259,16 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
             f"lora_rank {settings.rank} must be at least 1 and lora_alpha {settings.alpha} positive"
         )
     from peft import LoraConfig, get_peft_model
-    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
     targets = [name.strip() for name in settings.targets.split(",") if name.strip()]
-    # PEFT's own layers of a model, which it passes over where there are experts
-    of_model: Any = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-    own = of_model.get(getattr(model.config, "model_type", None))
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
         lora_dropout=settings.dropout,
-        target_modules=_ALL_LINEAR if targets == [_ALL_LINEAR] else targets or own,
+        target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else targets,
         task_type="CAUSAL_LM",
     )
-    remedy = "; name layers with --lora_targets, such as q_proj,v_proj or all-linear"
+    remedy = "; name layers with --lora_targets, such as q_proj,v_proj"
     with reading("the adapter does not fit the model", remedy):
         return get_peft_model(model, config)
 

@@ -169,7 +169,7 @@ class RunOptions:
     lora_alpha: float = _option(16.0, "Scale of the new adapter, over its rank.")
     lora_dropout: float = _option(0.0, "Dropout of the new adapter.")
     lora_targets: str = _option(
-        "", "Layers to adapt, such as q_proj,v_proj, or all-linear; by default what PEFT knows."
+        "all-linear", "Layers to adapt: all-linear (all but the head), or names as q_proj,v_proj."
     )
     merge: bool = _option(False, "Save the adapter merged into its model too, in merged/.")
     dry_run: bool = _option(False, "Only count parameters and steps, and estimate memory.")
