@@ -190,16 +190,17 @@ def plan(capsys):
 
 
 TRAIN = "train --data records.jsonl"
+GOAL = "--target_forget_loss 2"
 STATED = "unlearn --expected_retain 1000 --expected_forget 100"
 
 
 @pytest.mark.parametrize(
     ("line", "rows"),
     [
-        (f"unlearn {DATA}", {"records of each side in a step": "8", "length": "128"}),
+        (f"unlearn {GOAL} {DATA}", {"records of each side in a step": "8", "length": "128"}),
         (f"{TRAIN} --max_length 50", {"records in a step": "8", "length": "50"}),
         (f"train {DATA} --without_forget", {"training records": "20"}),
-        (f"{STATED} {DATA}", {"retain records": "20"}),  # they are here
+        (f"{STATED} {GOAL} {DATA}", {"retain records": "20"}),  # they are here
         (STATED, {"retain records": "1000"}),
     ],
 )
@@ -214,14 +215,14 @@ def test_a_dry_run_counts_the_parameters_of_the_run_that_follows(plan, capsys):
     assert run(f"{job} --max_steps 1 --output_dir new") == 0
     made = load_language_model("new/model")
     assert int(found["parameters"]) == sum(p.numel() for p in made.parameters())
-    whole = int(plan(f"unlearn {DATA} --model original")["parameters"])
+    whole = int(plan(f"unlearn {GOAL} {DATA} --model original")["parameters"])
     of_adapter = 2 * 2 * (32 + 32)  # rank 2 on the query and value projection
     for words in ("--lora", "", "--base_model original"):
-        found = plan(f"unlearn {DATA} --model adapter {words}")
+        found = plan(f"unlearn {GOAL} {DATA} --model adapter {words}")
         assert int(found["trained"]) == of_adapter
         assert int(found["parameters"]) == whole + of_adapter
     shutil.rmtree("other")
-    assert run(f"unlearn {DATA} --model adapter --dry_run") == 2
+    assert run(f"unlearn {GOAL} {DATA} --model adapter --dry_run") == 2
     assert "made for the base model 'other', which is not a folder" in capsys.readouterr().err
 
 

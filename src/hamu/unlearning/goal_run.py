@@ -15,7 +15,6 @@ from hamu.core.objectives import log_odds, loss_at
 from hamu.errors import HamuError
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goals import (
-    NOTHING_TELLS,
     AnyPredictions,
     Goal,
     Standing,
@@ -50,9 +49,8 @@ class GoalRun:
             args.target_forget_loss,
             args.target_share,
             has_retain_model=retain_predictions is not None,
+            is_needed=args.needs_goal,
         )
-        if self.goal is None and (args.auto or args.forget_objective == "bounded"):
-            raise HamuError(NOTHING_TELLS)
         if self.goal is not None and retain_predictions is not None:
             known = len(record_losses(retain_predictions))
             sets = (self._looks.whole["forget"], self._looks.sets["forget"])

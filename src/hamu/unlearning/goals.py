@@ -299,11 +299,12 @@ def choose_goal(
     share: float,
     *,
     has_retain_model: bool,
+    is_needed: bool = False,
 ) -> Goal | None:
     """The goal named, or what follows from the data; None if nothing tells what forgotten means.
 
     Raises:
-        HamuError: if the goal lacks what it compares with.
+        HamuError: if the goal lacks what it compares with, or `is_needed` and there is none.
     """
     has_test = sets.get("test") is not None
     if kind is None and loss is not None:
@@ -313,6 +314,8 @@ def choose_goal(
     elif kind is None:
         kind = "unseen" if has_test else "retrained" if has_retain_model else None
     if kind is None:
+        if is_needed:
+            raise HamuError(NOTHING_TELLS)
         return None
     lacks = {
         "unseen": "" if has_test else "records that were never trained on; give --test_data",

@@ -27,8 +27,9 @@ from hamu.models.language import (
     stored_in,
     with_adapter,
 )
-from hamu.models.storage import refuse_encoder
+from hamu.models.storage import check_is_saved, refuse_encoder
 from hamu.unlearning.goal_run import steps_of_a_run
+from hamu.unlearning.goals import choose_goal
 from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
@@ -100,6 +101,16 @@ def _sets(task: Task) -> dict[str, Any]:
         if not unlearns and not without_forget:
             return {"training": task.train_and_test()[0]}
         sets = task.problem().sets()
+        if isinstance(task.args, UnlearnConfig):
+            asked = task.args
+            choose_goal(
+                sets,
+                asked.goal,
+                asked.target_forget_loss,
+                asked.target_share,
+                has_retain_model=task.run.retain_model is not None,
+                is_needed=asked.needs_goal,
+            )
     if unlearns:
         return {"retain": sets["retain"], "forget": sets["forget"]}
     everything = range(sum(map(len, sets.values())))
@@ -115,7 +126,10 @@ def _of_texts(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], s
     if task.classes_of is None:
         model = task.new_model(task.built_in, sets["training"])
     else:
-        model = meta_model(run.model, task.adapter(), base_model=run.base_model, **task.trust)
+        if run.model not in KNOWN:
+            check_is_saved(run.model)
+        adapter = task.adapter_of(run.model)
+        model = meta_model(run.model, adapter, base_model=run.base_model, **task.trust)
     length = min(longest, longest_text(model) or longest)
     tokens = args.per_device_train_batch_size * length
     kept = activations(model, tokens, checkpointing=args.gradient_checkpointing)

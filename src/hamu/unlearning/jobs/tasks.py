@@ -460,10 +460,16 @@ class TextTask(Task):
             )
         return self.tokenizer
 
-    def adapter(self) -> language.AdapterSettings | None:
-        """Settings of the adapter to train; None to train the whole model."""
-        settings = [getattr(self.run, name) for name in OF_AN_ADAPTER]
-        return language.AdapterSettings(*settings) if self.run.lora else None
+    def adapter_of(self, source: str) -> language.AdapterSettings | None:
+        """Settings of the adapter to train on a model; None to train all that is there."""
+        run = self.run
+        if run.lora:
+            return language.AdapterSettings(*[getattr(run, name) for name in OF_AN_ADAPTER])
+        if (run.load_in_4bit or run.merge) and self.base_of(source) is None:
+            if run.load_in_4bit:
+                raise HamuError("weights in 4 bits cannot be trained; train an adapter with --lora")
+            raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
+        return None
 
     def load_model(self, source: str, base: str | None = None, adapter: Any = None) -> Any:
         base, dtype = base or self.run.base_model, self.dtype()
@@ -474,13 +480,7 @@ class TextTask(Task):
         return model
 
     def start_model(self, source: str) -> Any:
-        adapter = self.adapter()
-        if adapter is None and self.base_of(source) is None:
-            if self.run.load_in_4bit:
-                raise HamuError("weights in 4 bits cannot be trained; train an adapter with --lora")
-            if self.run.merge:
-                raise HamuError("there is no adapter to merge; leave --merge out, or give --lora")
-        model = self.load_model(source, adapter=adapter)
+        model = self.load_model(source, adapter=self.adapter_of(source))
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.dtype.itemsize < 4:
                 why = f"{name} would be trained in half precision, which loses small steps"

@@ -437,6 +437,11 @@ class UnlearnConfig(TrainConfig):
         return {"retain": method.retain_objective, "forget": forget}
 
     @property
+    def needs_goal(self) -> bool:
+        """True if records are raised to what the goal asks of them."""
+        return self.auto or self.forget_objective == "bounded"
+
+    @property
     def needs_alternatives(self) -> bool:
         """True if the forget objective needs another answer to each forget record."""
         name = self.objectives()["forget"]
