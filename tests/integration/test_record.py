@@ -95,7 +95,7 @@ def test_all_holds_and_nothing_is_written(images, verify, flags):
     code, found = verify(*flags)
     assert code == 0
     left_out = {name for name, (word, _) in found.items() if word != "holds"}
-    assert len(found) == 28
+    assert len(found) == 30
     assert len(left_out) == (9 if flags else 0)
     assert contents(images) == before
 
@@ -146,6 +146,7 @@ AFTER = "model after unlearning"
 FIGURES_AFTER = f"the {AFTER} has the losses and accuracies recorded"
 FORGOTTEN = f"the {AFTER} has forgotten as many records as recorded"
 CHANGE = "the figures changed from before to after as recorded"
+STATED = "what record.json states follows from it"
 READABLE = "record.md says what record.json says"
 EVALUATED = "record.json and evaluation.json say the same"
 SCHEMA = "record.json fits its schema"
@@ -196,10 +197,12 @@ TAMPERED = [
       "record.json and config.yaml name the same settings",
       "record.json and inputs.json name the same data and models", is_as_left("inputs.json"), EVALUATED, READABLE}),
     (tamper_with_figures_wherever_they_stand,
-     {FIGURES_AFTER, FORGOTTEN, is_as_left("evaluation.json"), READABLE}),
+     {FIGURES_AFTER, FORGOTTEN, is_as_left("evaluation.json"), READABLE, STATED}),
+    (partial(changed, "record", "goal", "share", by=lambda share: share / 2),
+     {"the goal is reached as its counts say", EVALUATED, READABLE}),
     (tamper_with_a_quantile_a_change_and_an_interval,
      {FORGOTTEN, CHANGE, FIGURES_AFTER, EVALUATED, READABLE}),
-    (partial(changed, "record", "statement", by=lambda said: said[:1]), {READABLE}),
+    (partial(changed, "record", "statement", by=lambda said: said[:1]), {READABLE, STATED}),
     (partial(rewritten, "run/record.md", lambda text: text.replace("approximate", "certified")),
      {is_as_left("record.md"), READABLE}),
     (partial(rewritten, "run/steps.jsonl", _without_last_line),

@@ -26,6 +26,7 @@ from hamu.unlearning.jobs.tasks import Figures, Problem, Task, TextTask, choose_
 from hamu.unlearning.record import changes, figures, inputs, read_record
 from hamu.unlearning.record.verify import Finding, Unavailable
 from hamu.unlearning.record.verify import verify as verify_record
+from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent
 
 _EMBEDDED = 500  # images of each set
@@ -235,6 +236,17 @@ class NamedSources:
         """Settings that the run was given, as its record holds them."""
         recorded = recorded_settings(self.task.settings)
         return {name: value for name, value in recorded.items() if name in self.task.given}
+
+    @property
+    def sides(self) -> list[str]:
+        """The sides that the run's method has a pass of."""
+        objectives = self.task.settings.of(UnlearnConfig).objectives()
+        return [side for side, objective in objectives.items() if objective]
+
+    @property
+    def target_share(self) -> float:
+        """The share of the forget records that the run was to bring to its goal."""
+        return self.task.settings.of(UnlearnConfig).target_share
 
     @cached_property
     def problem(self) -> Problem:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import hamu
 from hamu import files
 from hamu.errors import HamuError, first_line
+from hamu.unlearning.goals import has_share
 from hamu.unlearning.record import (
     SETS,
     first_hardness,
@@ -26,6 +27,7 @@ from hamu.unlearning.record import (
     schema,
     violations,
 )
+from hamu.unlearning.record import statement as stated_by
 
 if TYPE_CHECKING:
     from hamu.unlearning.jobs.review import NamedSources
@@ -100,11 +102,18 @@ def _finding(
 def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     """Checks that need no data and no model."""
 
-    def readable() -> str | None:
+    def check_version() -> None:
         written_by = found["environment"]["versions"]["hamu"]
         if written_by != hamu.__version__:
             raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
+
+    def readable() -> str | None:
+        check_version()
         return _digest(run / files.READABLE_RECORD)
+
+    def stated() -> list[str]:
+        check_version()
+        return stated_by(found, sources.sides)
 
     def steps() -> dict[str, int]:
         logged = logged_steps(run)  # the steps taken, if each was logged
@@ -113,11 +122,17 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
 
     said = hashlib.sha256(markdown(found).encode()).hexdigest()
     yield "record.md says what record.json says", said, readable
+    yield "what record.json states follows from it", found["statement"], stated
+    if (goal := found["goal"]) is not None:
+        own = {"share": goal["share"], "reached": goal["reached"]}
+        reached = goal["reached"] and has_share(goal)
+        find_goal = lambda: {"share": sources.target_share, "reached": reached}  # noqa: E731
+        yield "the goal is reached as its counts say", own, find_goal
     for name, digest in found["files"].items():
         yield f"{name} is as the run left it", digest, partial(_digest, run / name)
     own = {"method": found["method"], "seed": found["seed"]}
-    statement = "record.json and config.yaml name the same settings"
-    yield statement, found["settings"], lambda: sources.settings | own
+    said = "record.json and config.yaml name the same settings"
+    yield said, found["settings"], lambda: sources.settings | own
     models = found["models"]
     read = {f"{side} set": found[f"{side}_set"] for side in SETS}
     read |= {"original model": models["before"], "retain model": models["retain_model"]}
