@@ -96,6 +96,8 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer beside a model; beside its base model, if an adapter has none."""
     remedy = "; --tokenizer takes that of another model"
+    if not is_of_hub(source) and not Path(source).is_dir():
+        raise HamuError(f"the tokenizer {source} is no folder; name one, or hub:OWNER/NAME")
     try:
         with reading(f"the tokenizer of {source} cannot be loaded", remedy):
             tokenizer = AutoTokenizer.from_pretrained(

@@ -489,6 +489,10 @@ class UnlearnTrainer(ResumableTrainer):
             self.control = self.callback_handler.on_evaluate(*run, metrics)
         return metrics
 
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, as the trainer's batches have two sides."""
+        raise HamuError("UnlearnTrainer predicts no single set; call hamu.evaluation.predict")
+
     def history(self) -> dict[str, Any]:
         """Evaluations of a run that has ended, its steps, promise, goal and stop reason."""
         steps_of_best = self._steps_of_best
