@@ -45,11 +45,11 @@ from hamu.unlearning.jobs.settings import every_option
 from hamu.unlearning.record import versions
 from hamu.unlearning.record.inputs import (
     Inputs,
+    as_recorded,
     digests_in,
     read_inputs,
     recorded,
     saved_model_entry,
-    without_order,
 )
 from hamu.unlearning.run_folder import RunFolder
 
@@ -363,5 +363,5 @@ def _finished(folder: Path) -> list[PaperRun]:
 
 def _digests(inputs: Inputs) -> dict[str, Any]:
     """The sets and models that there are, without what they are called, which may be a place."""
-    kept = {name: digests_in(entry) for name, entry in without_order(inputs).items()}
+    kept = {name: digests_in(entry) for name, entry in as_recorded(inputs).items()}
     return {name: entry for name, entry in kept.items() if entry is not None}
