@@ -173,7 +173,7 @@ def test_training_the_original_may_fail_or_be_interrupted_and_goes_on(experiment
 def test_settings_of_ones_own_take_the_place_of_a_recipe(experiments, tmp_path):
     train = {"model": "resnet8", "max_steps": 1}
     unlearn = {"constraint_mode": "relative", "max_grad_norm": 3, "stopping": "any", "seed": 5}
-    unlearn |= {"num_train_epochs": 9, "max_steps": 2, "eval_on_start": False}
+    unlearn |= {"num_train_epochs": 9, "max_steps": 2}
     mine = {"data": "digits", "forget_class": 5, "train": train, "unlearn": unlearn}
 
     def reproduce(*words):
