@@ -48,7 +48,7 @@ def of_all(retain, forget, parts, block_of=None, blocks=1):
 
 
 def fit(r, f, part):
-    """Whether a table has both."""
+    """True if a table has both."""
     return bool(kernels.tables([r], [f], [part], [0], 1, DEVICE))
 
 

@@ -11,6 +11,7 @@ import torch
 from helpers import weights
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
@@ -186,6 +187,16 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
     assert torch.equal(weights(model), start)
 
 
+class Stream(IterableDataset):
+    """Has a length, but no records by position."""
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return iter(())
+
+
 def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
     another = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
@@ -195,6 +206,14 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
         HamuError, match="the retain set, a tuple_iterator, has no positions; records"
     ):
         UnlearnTrainer(model, UnlearnConfig("unused"), **stream)
+    with pytest.raises(HamuError, match="the retain set, a Stream, has no positions; records"):
+        trainer_of(model, retain=Stream())
+    with pytest.raises(HamuError, match="cannot recompute activations; leave out"):
+        trainer_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), gradient_checkpointing=True)
+    with pytest.raises(HamuError, match=r"neftune_noise_alpha 5\.0 has no place in unlearning"):
+        trainer_of(model, neftune_noise_alpha=5.0)
+    with pytest.raises(HamuError, match=r"predicts no single set; call hamu\.evaluation\.predict"):
+        trainer_of(model).predict([])
     sharded = SimpleNamespace(shard=True, needs_alternatives=False, check_processes=list)
     none = {"retain_dataset": [], "forget_dataset": []}
     for args, given, message in (

@@ -44,6 +44,8 @@ def test_the_mixing_ratio_draws_exactly_floor_rho_n_from_everything_not_yet_chos
     named = replace(train, classes=("1", "0", "owl"))
     assert (forget_class(named, None, "0").forget.labels == 1).all(), "a name before a number"
     assert (forget_class(named, None, "2").forget.labels == 2).all()
+    with pytest.raises(HamuError, match="class '1' does not exist in here; choose of 0, 2, 5"):
+        forget_class(replace(train, classes=("0", "2", "5")), None, "1")
 
 
 def test_rho_one_draws_from_all_classes_alike_by_the_seed(train):
@@ -52,6 +54,14 @@ def test_rho_one_draws_from_all_classes_alike_by_the_seed(train):
     assert (torch.bincount(labels) / len(labels) - 1 / 3).abs().max() < 0.05
     assert torch.equal(forget_class(train, None, 0, 1.0, seed=1).forget.rows, draws[1].rows)
     assert not torch.equal(draws[1].rows, draws[2].rows)
+
+
+@pytest.mark.parametrize("column", ["user-id", "a.b c", "who"])
+def test_a_filter_takes_a_column_of_any_name(column):
+    records = tuple(TextRecord("q", "a", {column: value}) for value in ("1", "a=b", "1"))
+    texts = TextRecords(records, "here", torch.arange(3))
+    assert matching(texts, f"{column} = 1") == [0, 2]
+    assert matching(texts, f"{column}!=1") == matching(texts, f"{column}~=b") == [1]
 
 
 def test_a_record_is_found_in_every_form_of_its_letters():

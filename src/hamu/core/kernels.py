@@ -157,7 +157,7 @@ def _sent(numbers: Tensor, device: torch.device) -> Tensor:
 
 @dataclass(frozen=True)
 class Table:
-    """Where both gradients of some tensors lie; no memory of theirs is held.
+    """Addresses of both gradients of some tensors; no memory of theirs is held.
 
     Attributes:
         numbers: of the tensors.

@@ -27,7 +27,7 @@ from hamu.unlearning.record import (
     schema,
     violations,
 )
-from hamu.unlearning.record import statement as stated_by
+from hamu.unlearning.record import statement as statement_of
 
 if TYPE_CHECKING:
     from hamu.unlearning.jobs.review import NamedSources
@@ -113,7 +113,11 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
 
     def stated() -> list[str]:
         check_version()
-        return stated_by(found, sources.sides)
+        return statement_of(found, sources.sides)
+
+    def goal() -> dict[str, Any]:
+        is_there = found["goal"]["reached"] and has_share(found["goal"])
+        return {"share": sources.target_share, "reached": is_there}
 
     def steps() -> dict[str, int]:
         logged = logged_steps(run)  # the steps taken, if each was logged
@@ -123,11 +127,8 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     said = hashlib.sha256(markdown(found).encode()).hexdigest()
     yield "record.md says what record.json says", said, readable
     yield "what record.json states follows from it", found["statement"], stated
-    if (goal := found["goal"]) is not None:
-        own = {"share": goal["share"], "reached": goal["reached"]}
-        reached = goal["reached"] and has_share(goal)
-        find_goal = lambda: {"share": sources.target_share, "reached": reached}  # noqa: E731
-        yield "the goal is reached as its counts say", own, find_goal
+    if found["goal"] is not None:
+        yield "the goal is reached as its counts say", found["goal"], goal
     for name, digest in found["files"].items():
         yield f"{name} is as the run left it", digest, partial(_digest, run / name)
     own = {"method": found["method"], "seed": found["seed"]}

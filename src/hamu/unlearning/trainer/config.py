@@ -47,8 +47,8 @@ _WITHOUT_EFFECT = (
     *("label_smoothing_factor", "train_sampling_strategy", "average_tokens_across_devices"),
     *("dataloader_drop_last", "dataloader_persistent_workers", "include_num_input_tokens_seen"),
     *("bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "eval_accumulation_steps"),
-    *("neftune_noise_alpha",),
     *("eval_do_concat_batches", "eval_use_gather_object", "torch_empty_cache_steps"),
+    "neftune_noise_alpha",
 )
 _CHOICES = {
     "shuffle": ("epoch", "once"),

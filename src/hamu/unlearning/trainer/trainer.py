@@ -189,8 +189,7 @@ class UnlearnTrainer(ResumableTrainer):
         self._early_ends.discard()
         self._losses, self._at = {}, -1
         output = super().train(*args, **kwargs)
-        if self.stop == ALL_DONE and self._is_early:
-            self.stop = BY_A_CALLBACK
+        self._note_early_end()
         if self.stop == ALL_DONE and self.steps_skipped and not self.steps_taken:
             tried = f"{self.steps_skipped} tried, and the last one skipped as {self.skip_reason}"
             self.stop = StopReason("skips", tried)
@@ -263,8 +262,7 @@ class UnlearnTrainer(ResumableTrainer):
     def _load_best_model(self) -> None:
         super()._load_best_model()
         self.predictions = {}
-        if self.stop == ALL_DONE and self._is_early:
-            self.stop = BY_A_CALLBACK
+        self._note_early_end()
         best = self.state.best_global_step
         if best == self.state.global_step:
             return
@@ -273,9 +271,10 @@ class UnlearnTrainer(ResumableTrainer):
         if self.args.load_best_model_at_end:
             self._add_to_stop(f"the weights are the best ones, of step {best}")
 
-    @property
-    def _is_early(self) -> bool:
-        return self.state.global_step < self.state.max_steps and not self.was_interrupted
+    def _note_early_end(self) -> None:
+        is_early = self.state.global_step < self.state.max_steps and not self.was_interrupted
+        if self.stop == ALL_DONE and is_early:
+            self.stop = BY_A_CALLBACK
 
     def end_run(self, stop: StopReason) -> None:
         """End the run after the step at hand; its weights may be others than were evaluated."""
