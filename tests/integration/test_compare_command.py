@@ -262,6 +262,11 @@ def test_texts_are_compared_by_the_probability_of_their_answers_too(compare, tmp
     after = read(tmp_path / "runs" / row["run"] / "evaluation.json")["after"]
     assert row["utility"] == row["retain_probability"] == after["retain"]["probability"]
     assert row["membership_auc"] == after["membership_inference"]["min_k"]
+    assert main(["compare", *words.split()]) == 0
+    assert "1 runs, 1 of them finished before" in capsys.readouterr().out
+    new_tokenizer(["other words"], 400).save_pretrained("model")
+    assert main(["compare", *words.split()]) == 2
+    assert "holds a run with another tokenization of the retain set than" in capsys.readouterr().err
 
 
 def test_a_run_in_a_real_process_and_a_picture(capsys, tmp_path, saved_model):

@@ -210,7 +210,7 @@ def test_training_of_texts_resumes_with_the_data_that_it_began_with(cli, tmp_pat
     for changed, what in (
         (lines[:-1], "training set"),
         (lines[::-1], "order of the training set"),
-        (spaced, "tokens of the training set"),
+        (spaced, "tokenization of the training set"),
     ):
         data.write_text("".join(changed))
         code, _, err = resume(cli, command="train")

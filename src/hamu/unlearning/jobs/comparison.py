@@ -25,7 +25,8 @@ from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
 from hamu.unlearning.jobs.options import IN_FILES, NOT_TAKEN, CompareOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
-from hamu.unlearning.jobs.tasks import choose_task
+from hamu.unlearning.jobs.tasks import Problem, Task, choose_task
+from hamu.unlearning.record.inputs import Inputs
 from hamu.unlearning.run_folder import RunFolder, holds_a_comparison
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
@@ -79,7 +80,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             folder,
             plans,
             every_option,
-            lambda: task.inputs_of(problem),
+            lambda: _inputs(task, problem),
             overwrite=task.run.overwrite,
             options={"trust_remote_code": task.run.trust_remote_code},
             level=Level.parse(asked.at) if asked.at else None,
@@ -104,6 +105,12 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             run_waiting(runs, children, task.console, "compare")
             _attack(runs, states, attacks, children, task.console)
         return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")
+
+
+def _inputs(task: Task, problem: Problem) -> Inputs:
+    """Digests of what a run begun now would read."""
+    fitted = task.fitted_problem(task.load_model(str(task.run.model)), problem)
+    return {**task.inputs_of(problem), **task.reading_of(fitted.sets(), task.run.model)}
 
 
 def _attack(

@@ -27,7 +27,7 @@ from hamu.models.storage import CONFIGS, folder_of, weight_files
 
 Inputs = Mapping[str, Any]  # "forget set", "original model" and so on: the entry of each, or None
 _SETTINGS = "settings"
-_ORDER, _TOKENS, _CONFIGURATION = "order of the ", "tokens of the ", "configuration of the "
+_ORDER, _TOKENS, _CONFIGURATION = "order of the ", "tokenization of the ", "configuration of the "
 _CHOICES = ("forget_class", "forget_rows", "forget_filter")
 _PLACES = (
     *("data", "test_data", "data_dir", "forget_data", "tokenizer"),
