@@ -9,7 +9,7 @@ from helpers import Holder, collect
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, PairGram
 from hamu.core.distributed import Layout
 from hamu.core.gram_meter import GramMeter
-from hamu.core.population import GROUPS, SAMPLED, Population, PopulationStatus
+from hamu.core.population import FEWEST, GROUPS, SAMPLED, Population, PopulationStatus
 
 SIZES = (100, 120)
 RELATIVE = {"constraint_mode": "relative"}
@@ -112,8 +112,8 @@ def test_a_gradient_that_moves_steadily_is_known_without_a_lag():
     ones = torch.ones(4)
     population = filled([[[t * ones], [(t - 50) * ones]] for t in range(1, 41)], half_life=8.0)
     gram, dot = estimated(population)
-    assert gram.retain_sq[0, 0].item() == pytest.approx(4 * 40**2, rel=2e-3)
-    assert dot.item() == pytest.approx(-4 * 40 * 10, rel=2e-3)
+    assert gram.retain_sq[0, 0].item() == pytest.approx(4 * 40**2, rel=5e-3)
+    assert dot.item() == pytest.approx(-4 * 40 * 10, rel=5e-3)
 
 
 @pytest.mark.parametrize(("records", "size"), [(40, 8), (36, 8), (8, 8), (20, 15), (1, 1)])
@@ -166,14 +166,25 @@ def test_noise_hides_the_criterion_from_a_batch_but_not_from_the_population():
     assert not run(pair_of(), draws)[-1].should_stop
     steps = run(pair_of(half_life=40.0), draws)
     assert steps[-1].should_stop
-    assert 16 <= len(steps) < 100
+    assert FEWEST <= len(steps) < 100
     assert steps[-1].reason.endswith("%")
     assert "confidence" in steps[-1].reason
     status = steps[-1].population
     assert isinstance(status, PopulationStatus)
     assert status.conflict
     assert status.retain_noise > 2
-    assert [step.population for step in steps[:15]] == [None] * 15
+    assert [step.population for step in steps[: FEWEST - 1]] == [None] * (FEWEST - 1)
+
+
+def test_few_steps_are_no_slope():
+    """The end of a line through them has more noise than their mean."""
+    shrunk, line = [], []
+    for seed in range(40):
+        population = filled(drawn(8, cos=0.6, seed=seed), half_life=40.0)
+        shrunk.append(estimated(population)[1].sum())
+        population._ridge = 0.0
+        line.append(estimated(population)[1].sum())
+    assert torch.stack(shrunk).std() < 0.6 * torch.stack(line).std()
 
 
 def test_a_sustainable_demand_is_never_stopped():
@@ -216,7 +227,8 @@ def test_too_few_finite_gradients_give_no_estimate(finite):
     draws, pair = drawn(24, cos=0.9, deviation=0.1), pair_of(half_life=8.0)
     for number, (retain, _) in enumerate(draws[: 16 - finite]):
         retain[number % 2][0] = math.nan
-    assert run(pair, draws[:16])[-1].population is None
+    status = run(pair, draws[:16])[-1].population
+    assert status is None or status.error == math.inf, "nothing is concluded"
     assert run(pair, draws[16:])[-1].population is not None
 
 
@@ -278,4 +290,4 @@ def test_processes_decide_by_the_sums_that_they_agree_on():
     pair = pair_of(half_life=40.0)
     pair.use(First(pair.parameters, pair.block_of))
     steps = run(pair, drawn(200, cos=0.0))
-    assert (len(steps), steps[-1].should_stop) == (16, True)
+    assert (len(steps), steps[-1].should_stop) == (FEWEST, True)

@@ -8,9 +8,10 @@ without bias, for a batch of one record too.
 No gradient is kept for that, but a sample of each tensor's entries, evenly spaced. The
 expected gradient moves with the weights; its latest value is the end of a line through the samples
 of all steps, by least squares with weights that fall with age (Brown 1963, double exponential
-smoothing). That is a mean with weights w_t, some of them negative, which each side keeps in
-`GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts contain only
-products of different steps:
+smoothing). Few steps do not show a slope: a ridge (Hoerl and Kennard 1970) shrinks it by half where
+they span `_SETTLING` half-lives. That is a mean with weights w_t, some of them negative, which each
+side keeps in `GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts
+contain only products of different steps:
 
     ‖E g_r‖²        mean of A_k·A_l over k ≠ l            A_k, B_m: parts of g_r and g_f
     E g_r·E g_f     mean of A_k·B_m                       both batches are drawn independently
@@ -42,8 +43,9 @@ from hamu.core.methods.base import Method
 
 GROUPS = 4
 SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
-FEWEST = 16  # steps before an estimate is used, at least; and an eighth of a half-life
-_DOUBTFUL = 0.3  # standard error of the headroom beyond which nothing is concluded
+FEWEST = 6  # steps before an estimate is used
+_SETTLING = 0.4  # half-lives
+_DOUBTFUL = 0.2  # standard error of the headroom beyond which nothing is concluded
 _CAUTION = 0.5  # standard errors added to the headroom: of many estimates the lowest decides
 _ROUNDING = 1e-9  # of a pass
 _PER_HALF_LIFE = 16  # estimates in a half-life: they delay a stop by half their distance
@@ -109,7 +111,7 @@ class Population:
     ) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
-        self._fewest = max(FEWEST, half_life / 8)
+        self._ridge = (_SETTLING * half_life) ** 3 / 12.0  # Σ(t - mean t)² of so many steps
         self._shapes = [_dense(p) for p in parameters]
         sizes = [p.numel() for p in parameters]
         self._strides = [_stride(size) for size in sizes]
@@ -175,14 +177,14 @@ class Population:
     @property
     def is_due(self) -> bool:
         """True if the last step added is one of those that are followed by an estimate."""
-        return self._steps >= self._fewest and self._steps % self._every == 0
+        return self._steps >= FEWEST and self._steps % self._every == 0
 
     def sums(self, agree: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Sums that an estimate needs on the host, where the rest of it is done.
 
         `agree` makes them equal on all processes.
         """
-        line = _line(self._weights)
+        line = self._line(self._weights)
         ends = (line[0] * self._sums[0] + line[1] * self._sums[1]).flatten(0, 1).double()
         return {"ends": agree(ends), "weights": self._weights, "squares": self._squares}
 
@@ -191,7 +193,7 @@ class Population:
 
         The Gram's dot is the root of the estimate of the squared one, for an angle without bias.
         """
-        line = _line(sums["weights"])
+        line = self._line(sums["weights"])
         ends = torch.split(sums["ends"], self._counts, 1)
         by_tensor = torch.stack([one @ one.T for one in ends])
         products = by_tensor.new_zeros(sums["squares"].shape[2], *by_tensor.shape[1:])
@@ -234,6 +236,13 @@ class Population:
         dot = whole / all_pairs
         return PairGram(retain_sq, forget_sq, dot_sq.sqrt().copysign(whole)), dot[:, 0]
 
+    def _line(self, weights: Tensor) -> Tensor:
+        """Multiples of sums and of those times time that give the end of the fitted line, [2]."""
+        ones, times, squares = weights.sum(0)
+        squares = squares + self._ridge
+        both: Tensor = torch.stack([squares, -times]) / (ones * squares - times * times)
+        return both
+
     def _noise_left(self, line: Tensor) -> Tensor:
         """Share of the noise of independent draws that the mean of each side has, [2]."""
         moments = [passes.moments() for passes in self._passes]
@@ -255,7 +264,7 @@ class Population:
         assert status is not None
         reach = grams.retain_norm * grams.forget_norm
         norms = torch.stack([gram.retain_sq, gram.forget_sq]).sum(1)
-        line = _line(sums["weights"])
+        line = self._line(sums["weights"])
         squares = torch.einsum("m,msl->s", line, sums["squares"])
         kappa, noise = dot.sum(), (squares / norms - 1.0).clamp(min=0.0)
         own = {
@@ -364,13 +373,6 @@ def _stride(size: int) -> int:
         return 1
     numbers = count(max(5, size // SAMPLED))
     return next(n for n in numbers if all(n % d for d in range(2, math.isqrt(n) + 1)))
-
-
-def _line(weights: Tensor) -> Tensor:
-    """Multiples of sums and of those times time that give the end of the fitted line, [2]."""
-    ones, times, squares = weights.sum(0)
-    both: Tensor = torch.stack([squares, -times]) / (ones * squares - times * times)
-    return both
 
 
 def _shifted(moments: Sequence[Any], time: int) -> tuple[Any, Any, Any]:
