@@ -108,6 +108,15 @@ def test_a_sample_of_a_large_tensor_stands_for_all_of_it():
     assert (dot / gram.retain_sq[:, 0]).item() == pytest.approx(0.5, abs=4 / math.sqrt(SAMPLED))
 
 
+def test_rows_that_hold_most_of_a_gradient_are_in_the_sample():
+    """Of an embedding the rows of frequent tokens."""
+    generator = torch.Generator().manual_seed(6)
+    size = 1 + 9 * (torch.arange(2000) % 50 == 0)[:, None]
+    like = [size * torch.randn(2000, 64, generator=generator)]
+    gram, _ = estimated(filled([(like, like)] * 12))
+    assert gram.retain_sq[0, 0].item() == pytest.approx(like[0].square().sum().item(), rel=0.15)
+
+
 def test_a_gradient_that_moves_steadily_is_known_without_a_lag():
     ones = torch.ones(4)
     population = filled([[[t * ones], [(t - 50) * ones]] for t in range(1, 41)], half_life=8.0)
@@ -191,6 +200,15 @@ def test_a_sustainable_demand_is_never_stopped():
     steps = run(pair_of(half_life=40.0), drawn(200, cos=0.0))
     assert len(steps) == 200
     assert steps[-1].population.headroom == pytest.approx(1 / 0.9, abs=0.15)
+
+
+def test_a_state_stays_as_it_was_while_the_run_goes_on():
+    pair = pair_of(half_life=30.0)
+    run(pair, drawn(10, cos=0.0))
+    state = pair.state_dict()["population"]
+    before = {name: value.clone() for name, value in state.items()}
+    run(pair, drawn(10, cos=0.0))
+    assert all(torch.equal(state[name], value) for name, value in before.items())
 
 
 def test_a_resumed_run_goes_on_bit_by_bit():

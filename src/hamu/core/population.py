@@ -5,13 +5,14 @@ norms: E‖g‖² = ‖E g‖² + tr Σ/n (McCandlish et al. 2018, App. A). It i
 batch, so products of the gradients of *different* steps are free of it: g_s·g_t estimates ‖E g‖²
 without bias, for a batch of one record too.
 
-No gradient is kept for that, but a sample of each tensor's entries, evenly spaced. The
-expected gradient moves with the weights; its latest value is the end of a line through the samples
-of all steps, by least squares with weights that fall with age (Brown 1963, double exponential
-smoothing). Few steps do not show a slope: a ridge (Hoerl and Kennard 1970) shrinks it by half where
-they span `_SETTLING` half-lives. That is a mean with weights w_t, some of them negative, which each
-side keeps in `GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts
-contain only products of different steps:
+No gradient is kept for that, but a sample of each tensor's entries, evenly spaced; of embeddings a
+larger one, for the rows of a few tokens hold most of their gradient. The expected gradient moves
+with the weights; its latest value is the end of a line through the samples of all steps, by least
+squares with weights that fall with age (Brown 1963, double exponential smoothing). Few steps do not
+show a slope: a ridge (Hoerl and Kennard 1970) shrinks it by half where they span `_SETTLING`
+half-lives. That is a mean with weights w_t, some of them negative, which each side keeps in
+`GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts contain only
+products of different steps:
 
     ‖E g_r‖²        mean of A_k·A_l over k ≠ l            A_k, B_m: parts of g_r and g_f
     E g_r·E g_f     mean of A_k·B_m                       both batches are drawn independently
@@ -43,6 +44,9 @@ from hamu.core.methods.base import Method
 
 GROUPS = 4
 SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
+# Of a matrix of so many times as many rows as columns, as embeddings are, so many entries of each
+# row, but at most one in so many of all
+_TALL, _OF_A_ROW, _ONE_IN = 8, 4, 32
 FEWEST = 6  # steps before an estimate is used
 _SETTLING = 0.4  # half-lives
 _DOUBTFUL = 0.2  # standard error of the headroom beyond which nothing is concluded
@@ -114,7 +118,7 @@ class Population:
         self._ridge = (_SETTLING * half_life) ** 3 / 12.0  # Σ(t - mean t)² of so many steps
         self._shapes = [_dense(p) for p in parameters]
         sizes = [p.numel() for p in parameters]
-        self._strides = [_stride(size) for size in sizes]
+        self._strides = [_stride(p) for p in parameters]
         self._counts = [-(-n // step) for n, step in zip(sizes, self._strides, strict=True)]
         self._scales = torch.tensor(sizes).double() / torch.tensor(self._counts).clamp(min=1)
         self._block_of = torch.tensor(block_of)
@@ -269,7 +273,7 @@ class Population:
         kappa, noise = dot.sum(), (squares / norms - 1.0).clamp(min=0.0)
         own = {
             "kappa": kappa * clip[0] * clip[1],
-            "cos": kappa / norms.prod().sqrt(),
+            "cos": (kappa / norms.prod().sqrt()).clamp(-1.0, 1.0),
             "retain_noise": noise[0],
             "forget_noise": noise[1],
         }
@@ -303,7 +307,7 @@ class Population:
     def state_dict(self) -> dict[str, Tensor]:
         """Running means, number of steps and latest status, as tensors."""
         status = [] if self.status is None else list(astuple(self.status))
-        return self._tensors() | {
+        return {name: own.clone() for name, own in self._tensors().items()} | {
             "steps": torch.tensor(self._steps),
             "passes": torch.tensor([p.values for p in self._passes], dtype=torch.float64),
             "status": torch.tensor(status, dtype=torch.float64),
@@ -365,13 +369,16 @@ def _dense(parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter, device="meta")
 
 
-def _stride(size: int) -> int:
+def _stride(parameter: Tensor) -> int:
     """Distance of the sampled entries: 1 in small tensors, else a prime above 3, so that no row,
     column or place of a kernel is left out.
     """
-    if size < 3 * SAMPLED:
+    size, wanted = parameter.numel(), SAMPLED
+    if parameter.dim() == 2 and len(parameter) > _TALL * parameter.shape[1]:
+        wanted = max(SAMPLED, min(_OF_A_ROW * len(parameter), size // _ONE_IN))
+    if size < 3 * wanted:
         return 1
-    numbers = count(max(5, size // SAMPLED))
+    numbers = count(max(5, size // wanted))
     return next(n for n in numbers if all(n % d for d in range(2, math.isqrt(n) + 1)))
 
 
