@@ -211,10 +211,13 @@ def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None
     return order[:most].tolist()
 
 
-def subset(data: Dataset[Any], most: int | None, seed: int) -> Dataset[Any]:
+def subset(data: Any, most: int | None, seed: int) -> Any:
     """Return the records of `draw_positions`; the data set itself if these are all."""
-    positions = draw_positions(len(data), most, seed)  # type: ignore[arg-type]
-    return data if positions is None else Subset(data, positions)
+    positions = draw_positions(len(data), most, seed)
+    if positions is None:
+        return data
+    is_ours = isinstance(data, ImageData | TextRecords | TextData)
+    return data.select(positions) if is_ours else Subset(data, positions)
 
 
 def _shared(digests: Iterable[bytes], known: Iterable[bytes]) -> int:

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hamu.core.forward import evaluating
 from hamu.data import TextCollator, TextData, TextRecords, encode
-from hamu.data.forget_sets import draw_positions
+from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import TokenPredictions, predict_tokens, probabilities
 from hamu.models.language import longest_text
@@ -236,8 +236,7 @@ def tofu_report(
         figures = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
         report[name] = figures | {"generated": 0, "rouge": None}
         if generate:
-            drawn = draw_positions(len(texts), most, seed)
-            asked = texts if drawn is None else texts.select(sorted(drawn))
+            asked = subset(texts, most, seed)
             data = encode(asked, tokenizer, max_length)
             answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
             rouge = rouge_l_recall(answers, [record.answer for record in asked.records])

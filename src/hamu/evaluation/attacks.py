@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 from hamu.core.forward import predict_logits
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import TextData, encode
-from hamu.data.forget_sets import draw_positions
+from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.answers import generate_answers, rouge_l_recall, words_of
 from hamu.evaluation.memorization import exact_memorization, extraction_strength
@@ -392,7 +392,7 @@ class _Attacker:
         data, settings, model = self.data, self.settings, self.model
         most, last = (settings.value(f"attack_{n}", data.kind) for n in ("records", "steps"))
         points = (*(point for point in _POINTS if point < last), last)
-        retain, is_text = _drawn(data.retain, most, self.seed), data.kind == "text"
+        retain, is_text = subset(data.retain, most, self.seed), data.kind == "text"
         # an adapter takes a larger rate than a whole model
         usual = 3e-4 if is_text and not hasattr(model, "peft_config") else 1e-3
         rate = settings.attack_learning_rate or usual
@@ -401,7 +401,7 @@ class _Attacker:
         runs, accuracies = [], []
         for seed in range(self.seed, self.seed + settings.attack_seeds):
             batches, looked_at = self.batches(name, seed)
-            records = _drawn(looked_at, most, seed)
+            records = subset(looked_at, most, seed)
             copied = deepcopy(model, dict(shared))
             trained = [p for p in copied.parameters() if p.requires_grad]
             measured = []
@@ -442,7 +442,7 @@ class _Attacker:
         data, settings, model = self.data, self.settings, self.model
         is_rounding = name == QUANTIZE
         most = settings.value("attack_records", data.kind)
-        records = _drawn(data.forget, most if is_rounding else settings.attack_answers, self.seed)
+        records = subset(data.forget, most if is_rounding else settings.attack_answers, self.seed)
         if not is_rounding:  # answers begin behind the prompt, even where the loss is of all
             records = encode(records.texts, data.tokenizer, max(map(len, records.tokens)))
         with _seeded(model, self.seed):
@@ -494,12 +494,6 @@ def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def _drawn(records: Any, most: int, seed: int) -> Any:
-    """At most this many records of a set, see `draw_positions`."""
-    positions = draw_positions(len(records), most, seed)
-    return records if positions is None else records.select(positions)
 
 
 def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Tensor:

@@ -74,7 +74,7 @@ class GoalRun:
     def retain_rise(self) -> float | None:
         """Rise of the loss over all retain records since the start; None if each measures them."""
         start, retain = self.trainer.start_predictions.get("retain"), self._looks.sets["retain"]
-        if start is None or len(self._looks.some_retain) == len(retain):  # type: ignore[arg-type]
+        if start is None or len(self._looks.some_retain) == len(retain):
             return None
         return self._looks.retain_loss(of_all=True) - start.losses.mean().item()
 

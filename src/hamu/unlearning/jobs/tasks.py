@@ -565,8 +565,7 @@ class TextTask(Task):
     def some_records(self, data: TextData | TextRecords, most: int | None) -> TextRecords:
         """At most this many records of a set, drawn at random; see `draw_positions`."""
         texts = data.texts if isinstance(data, TextData) else data
-        positions = forget_sets.draw_positions(len(texts), most, self.args.seed)
-        return texts if positions is None else texts.select(positions)
+        return forget_sets.subset(texts, most, self.args.seed)  # type: ignore[no-any-return]
 
     def answers_of(self, model: Any, texts: TextRecords) -> list[str]:
         data = encode(texts, self.tokenizer, self.length_for(model))
