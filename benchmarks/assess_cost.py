@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from hamu.assess import assess_model
 from hamu.assess.curvature import hessian_product
 from hamu.assess.gradients import AssessedModel
+from hamu.core.forward import evaluating, without_tf32
 from hamu.data import ImageData, TextCollator, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.models import new_classifier
@@ -38,10 +39,11 @@ def seconds(work: Callable[[], Any]) -> np.ndarray:
 def epoch(model: Any, retain: Any, forget: Any, collate: Any, batch_size: int) -> None:
     """One forward and backward pass over all records of both sides."""
     assessed = AssessedModel(model, retain, forget, collate, batch_size)
-    with assessed.untouched():
+    with evaluating(model), without_tf32():
         for side in ("retain", "forget"):
             for batch in assessed.batches(side):
                 assessed.total(assessed.score(batch)).backward()
+    model.zero_grad()
 
 
 def measured(
@@ -76,7 +78,7 @@ def products(name: str, assessed: AssessedModel) -> dict[str, float]:
     """
     vector = torch.randn(sum(p.numel() for p in assessed.parameters))
     taken: dict[str, list[float]] = {"pass": [], "product": [], "next_product": []}
-    with assessed.untouched():
+    with evaluating(assessed.model), without_tf32():
         batch = next(assessed.batches("retain"))
         for _ in range(6):
             product = hessian_product(

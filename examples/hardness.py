@@ -37,6 +37,7 @@ from hamu.assess import measure_hardness
 from hamu.assess.curvature import hessian_product, lanczos
 from hamu.assess.gradients import AssessedModel
 from hamu.cli.demo import TRAIN, Scenario
+from hamu.core.forward import evaluating, without_tf32
 from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.data.images import collate
 from hamu.evaluation import predict
@@ -175,7 +176,7 @@ def one_step(
     """The predicted retain change of a step (per unit of learning rate) and the realised one at each rate."""
     assessed = AssessedModel(model, problem.retain, problem.forget, collate, seed=seed)
     pair = PairedGradients(model, HamuQ(share, constraint_mode="relative", stopping="off"))
-    with assessed.untouched():
+    with evaluating(model), without_tf32():
         for side in ("retain", "forget"):
             count = len(getattr(problem, side))
             with getattr(pair, side)():
@@ -198,6 +199,7 @@ def one_step(
         loss = lambda batch: assessed.total(assessed.score(batch)) / 500  # noqa: E731
         product = hessian_product(loss, some, assessed.parameters)
         curvature = lanczos(product, assessed.parameters, steps=12, tolerance=1e-2)
+    model.zero_grad()
     clip = step.clip[0].item()
     return {
         "constraint": share,

@@ -33,6 +33,7 @@ from hamu.assess.gradients import (
     kept_parts,
     parted_gradient,
 )
+from hamu.core.forward import evaluating, without_tf32
 from hamu.core.gram import SIDES, Blocks, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
@@ -248,7 +249,7 @@ def assess_model(
     samples = min(paid if curvature_samples is None else curvature_samples, records["retain"])
     cost = product_cost(samples, batch_size)
     assessed.expected = one_pass * (1 + 2 * _FORWARD * conflicts) + cost
-    with assessed.untouched():
+    with evaluating(model), without_tf32():  # no pass leaves a gradient behind
         parts = kept_parts(assessed, used, bootstrap_memory)
         sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
         parted = PartedGram.of(assessed, sides["retain"], sides["forget"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from hamu.core.forward import evaluating, predict_logits, without_tf32
+from hamu.core.forward import predict_logits
 from hamu.core.gram import (
     WIDENED,
     Blocks,
@@ -39,7 +38,7 @@ def norm(tensors: Sequence[Tensor], order: float = 2.0) -> float:
 
 
 class AssessedModel:
-    """Model with the data to assess it on; losses are cross-entropies, in evaluation mode.
+    """Model with the data to assess it on; losses are cross-entropies.
 
     `progress` receives what is done, and expected, in records of a forward and backward pass.
     """
@@ -98,17 +97,6 @@ class AssessedModel:
     def total(self, scored: Scored) -> Tensor:
         """Loss of these predictions, summed."""
         return CrossEntropy().total(scored, None)
-
-    @contextmanager
-    def untouched(self) -> Iterator[None]:
-        """Evaluation mode without TF32; restores mode, gradients and the CPU's random state."""
-        grads = [(p, p.grad) for p in self.parameters]
-        try:
-            with evaluating(self.model), without_tf32():
-                yield
-        finally:
-            for parameter, grad in grads:
-                parameter.grad = grad
 
     def gradient(self, side: str, positions: Tensor) -> tuple[list[Tensor], int]:
         """Gradient of the summed loss of some records, at least float32, and their scores."""
