@@ -278,8 +278,8 @@ class NamedSources:
             self._folder(source)  # a model of the hub is to be in its cache
         now = inputs.as_recorded(self.task.inputs_of(self.problem, ("original",)))
         name = inputs.differing(inputs.read_inputs(self._run), now)
-        record = read_record(self._run)
-        if name is None and record is not None:
+        record, wrong = read_record(self._run)
+        if name is None and not wrong:
             after = record["models"]["after"]
             if inputs.weights_digest(self._run / MODEL) != (after["adapter"] or after["weights"]):
                 name = "model after"

@@ -21,6 +21,7 @@ from hamu import files
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
+from hamu.errors import first_line
 from hamu.evaluation.reports import intervals
 from hamu.files import HUB, is_of_hub
 from hamu.models.storage import is_adapter
@@ -248,13 +249,13 @@ def write_model_card(
     (folder / "README.md").write_text(str(card), encoding="utf-8")
 
 
-def read_record(run: Path) -> dict[str, Any] | None:
-    """The record of a run, None where there is none that fits its schema."""
+def read_record(run: Path) -> tuple[Any, str]:
+    """The record of a run, and the reason why it is none that fits its schema, "" if it does."""
     try:
-        found: dict[str, Any] = files.parse_json(run / files.RECORD)
-    except (OSError, ValueError):
-        return None
-    return found if next(violations(found, schema()), None) is None else None
+        found = files.parse_json(run / files.RECORD)
+    except (OSError, ValueError) as error:
+        return None, first_line(error)
+    return found, next(violations(found, schema()), "")
 
 
 def markdown(record: Found) -> str:

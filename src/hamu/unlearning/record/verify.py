@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import hamu
 from hamu import files
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError
 from hamu.unlearning.goals import has_share
 from hamu.unlearning.record import (
     SETS,
@@ -24,8 +24,7 @@ from hamu.unlearning.record import (
     logged_steps,
     markdown,
     measured_in,
-    schema,
-    violations,
+    read_record,
 )
 from hamu.unlearning.record import statement as statement_of
 
@@ -67,11 +66,7 @@ def verify(run: Path, sources: NamedSources, *, evaluate: bool = True) -> Iterat
     """Check the record of a run, one statement after the other; `evaluate` the models again."""
     if not (run / files.RECORD).is_file():
         raise HamuError(f"{run} has no record.json; name the --output_dir of a `hamu unlearn`")
-    try:
-        found = files.parse_json(run / files.RECORD)
-        wrong = next(violations(found, schema()), "")
-    except ValueError as error:
-        wrong = first_line(error)
+    found, wrong = read_record(run)
     yield Finding("record.json fits its schema", not wrong, wrong)
     if wrong:  # there is no telling what the rest would mean
         return
