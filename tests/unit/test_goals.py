@@ -1,6 +1,7 @@
 """Goals by record: the count of forgotten records, where no record pays for another."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -139,6 +140,10 @@ CLASS = {"retain": labelled(0, 1), "forget": labelled(2), "test": labelled(2, 0,
 OF_TEXTS = {"retain": TEXTS, "forget": TEXTS}
 
 
+def asked(kind, loss=None):
+    return SimpleNamespace(goal=kind, target_forget_loss=loss, target_share=0.9)
+
+
 @pytest.mark.parametrize(("sets", "kind", "loss", "has_retain_model", "chosen"), [
     (SOME | {"test": labelled(0)}, None, None, True, "unseen"),
     (SOME, None, None, True, "retrained"),
@@ -149,7 +154,7 @@ OF_TEXTS = {"retain": TEXTS, "forget": TEXTS}
     (OF_TEXTS, None, 2.0, False, "loss"),
 ])  # fmt: skip
 def test_the_goal_is_the_one_named_or_follows_from_the_data(sets, kind, loss, has_retain_model, chosen):  # fmt: skip
-    goal = choose_goal(sets, kind, loss, 0.9, has_retain_model=has_retain_model)
+    goal = choose_goal(sets, asked(kind, loss), has_retain_model=has_retain_model)
     assert (goal.kind, goal.share, goal.loss) == (chosen, 0.9, loss)
 
 
@@ -160,8 +165,8 @@ def test_the_goal_is_the_one_named_or_follows_from_the_data(sets, kind, loss, ha
 ])  # fmt: skip
 def test_a_goal_that_lacks_what_it_compares_with_names_it(sets, kind, message):
     with pytest.raises(HamuError, match="^" + message):
-        choose_goal(sets, kind, None, 0.95, has_retain_model=False)
-    assert choose_goal(sets, None, None, 0.95, has_retain_model=False) is None
+        choose_goal(sets, asked(kind), has_retain_model=False)
+    assert choose_goal(sets, asked(None), has_retain_model=False) is None
 
 
 def test_figures_show_quantiles_and_the_ten_worst_of_those_that_are_not_forgotten():

@@ -45,9 +45,7 @@ class GoalRun:
         args: UnlearnConfig = trainer.args
         self.goal = choose_goal(
             self._looks.whole,  # a sample has no labels
-            args.goal,
-            args.target_forget_loss,
-            args.target_share,
+            args,
             has_retain_model=retain_predictions is not None,
             is_needed=args.needs_goal,
         )

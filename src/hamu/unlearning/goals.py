@@ -293,20 +293,16 @@ def check_goal_settings(goal: str | None, loss: float | None, share: float) -> N
 
 
 def choose_goal(
-    sets: Mapping[str, Any],
-    kind: str | None,
-    loss: float | None,
-    share: float,
-    *,
-    has_retain_model: bool,
-    is_needed: bool = False,
+    sets: Mapping[str, Any], asked: Any, *, has_retain_model: bool, is_needed: bool = False
 ) -> Goal | None:
     """The goal named, or what follows from the data; None if nothing tells what forgotten means.
+
+    `asked` has the options goal, target_forget_loss and target_share.
 
     Raises:
         HamuError: if the goal lacks what it compares with, or `is_needed` and there is none.
     """
-    has_test = sets.get("test") is not None
+    kind, loss, has_test = asked.goal, asked.target_forget_loss, sets.get("test") is not None
     if kind is None and loss is not None:
         kind = "loss"
     elif kind is None and whole_classes(sets["retain"], sets["forget"]):
@@ -325,7 +321,7 @@ def choose_goal(
         raise HamuError(f"the goal {kind} compares with {lacks}, or another --goal")
     if kind == "erased" and not hasattr(sets["forget"], "labels"):
         raise HamuError(_ERASED_OF_TEXTS)
-    return Goal(kind, share, loss)  # type: ignore[arg-type]  # checked by check_goal_settings
+    return Goal(kind, asked.target_share, loss)
 
 
 def whole_classes(retain: Any, forget: Any) -> bool:

@@ -147,13 +147,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     named = named_metrics(task, problem, asked)
     tofu = _tofu_sets(task, asked) if isinstance(task, TextTask) else TofuSets()
     attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
-    goal = choose_goal(
-        problem.sets(),
-        asked.goal,
-        asked.target_forget_loss,
-        asked.target_share,
-        has_retain_model=retain_model is not None,
-    )
+    goal = choose_goal(problem.sets(), asked, has_retain_model=retain_model is not None)
     reference, original, ratios = None, None, None
     if retain_model is not None:
         other, reference = task.predictions(retain_model, problem)

@@ -102,15 +102,8 @@ def _sets(task: Task) -> dict[str, Any]:
             return {"training": task.train_and_test()[0]}
         sets = task.problem().sets()
         if isinstance(task.args, UnlearnConfig):
-            asked = task.args
-            choose_goal(
-                sets,
-                asked.goal,
-                asked.target_forget_loss,
-                asked.target_share,
-                has_retain_model=task.run.retain_model is not None,
-                is_needed=asked.needs_goal,
-            )
+            has_model, is_needed = task.run.retain_model is not None, task.args.needs_goal
+            choose_goal(sets, task.args, has_retain_model=has_model, is_needed=is_needed)
     if unlearns:
         return {"retain": sets["retain"], "forget": sets["forget"]}
     everything = range(sum(map(len, sets.values())))
