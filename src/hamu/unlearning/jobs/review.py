@@ -118,18 +118,14 @@ def _observed(sources: NamedSources, most: int, answers: int, console: Console) 
 
 def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObservations:
     task, problem, seed = sources.task, sources.problem, sources.task.args.seed
-    predictions, embeddings, refused = {}, {}, ""
+    predictions, embeddings, refused, size = {}, {}, "", task.args.eval_batch_size
     for role in seen.ROLES:
         console.print(f"the model {role} looks at the images")
         model, predictions[role] = sources.loaded(role, most)
         try:
-            some = {
-                name: subset(data, _EMBEDDED, seed)
-                for name, data in task.fitted_problem(model, problem).sets().items()
-            }
-            size = task.args.eval_batch_size
             embeddings[role] = {
-                n: embed(model, one, size, task.collator) for n, one in some.items()
+                name: embed(model, subset(data, _EMBEDDED, seed), size, task.collator)
+                for name, data in task.fitted_problem(model, problem).sets().items()
             }
         except HamuError as error:
             refused = str(error)
