@@ -21,7 +21,7 @@ from hamu.models.language import (
     new_tokenizer,
     with_adapter,
 )
-from hamu.models.storage import CannotMerge, _names_of_adapter, load_tensors, merged, save_model
+from hamu.models.storage import _names_of_adapter, load_tensors, merged, save_model
 from hamu.unlearning.jobs.plan import activations, frozen_bytes, meta_model
 
 WEIGHTS = "adapter_model.safetensors"
@@ -274,7 +274,7 @@ def lora(**settings):
 def test_what_cannot_be_merged_is_named():
     prompts = AdaptionPromptConfig(adapter_len=2, adapter_layers=1, task_type="CAUSAL_LM")
     for adapted in (lora(lora_bias=True), lambda model: get_peft_model(model, prompts)):
-        with pytest.raises(CannotMerge, match="the adapter cannot be merged into its model"):
+        with pytest.raises(HamuError, match="the adapter cannot be merged into its model"):
             merged(adapted(llama()))
 
 

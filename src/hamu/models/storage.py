@@ -39,10 +39,6 @@ class NeedsCode(HamuError):
     """A model is defined by code that comes with it."""
 
 
-class CannotMerge(HamuError):
-    """An adapter cannot be put into its model."""
-
-
 def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
     """Check that a local folder has one of the configs of a model, and that a hub's is not here."""
     if is_of_hub(source):
@@ -276,7 +272,7 @@ def merged(model: Any) -> Any:
     """Merge a PeftModel's adapter into its model, in float32, which it uses up.
 
     Half precision would round small updates away, and 4 bits more: those are merged as the weights
-    that they stand for. CannotMerge is raised for other kinds of adapters, or if the memory fails.
+    that they stand for. A HamuError is raised for other kinds of adapters, or if the memory fails.
     """
     try:
         model = _dequantized(model).float()
@@ -287,7 +283,7 @@ def merged(model: Any) -> Any:
             last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
     except (ValueError, RuntimeError, AttributeError) as error:  # of PEFT, or out of memory
-        raise CannotMerge(
+        raise HamuError(
             f"the adapter cannot be merged into its model: {first_line(error)}; what else the run "
             f"leaves is complete"
         ) from error
