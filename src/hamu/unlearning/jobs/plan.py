@@ -198,8 +198,11 @@ def activations(model: Any, tokens: int, *, checkpointing: bool) -> dict[str, fl
 
 def _of_weights(args: Any, trained: int, frozen: float) -> dict[str, float]:
     """Bytes of all but activations, from those of the weights."""
-    objectives = args.objectives().values() if isinstance(args, UnlearnConfig) else ()
-    names = [name for name in objectives if name]
+    names, copies = [], 0
+    if isinstance(args, UnlearnConfig):
+        names = [name for name in args.objectives().values() if name]
+        # of a controller, a look ahead and a `StepGuard`
+        copies = 2 * args.auto + 4 * args.lasting + (args.correct_steps or args.trust_region)
     keeps = any(build_objective(name).needs_original for name in names)
     return {
         "weights": frozen + trained,
@@ -207,15 +210,8 @@ def _of_weights(args: Any, trained: int, frozen: float) -> dict[str, float]:
         "optimizer state": (2 if "adam" in getattr(args.optim, "value", args.optim) else 0)
         * trained,
         "original model": trained if keeps else 0,
-        "copies of what is trained": _copies(args) * trained,
+        "copies of what is trained": copies * trained,
     }
-
-
-def _copies(args: Any) -> int:
-    """Copies of the trained weights: of a controller, a look ahead and a `StepGuard`."""
-    if not isinstance(args, UnlearnConfig):
-        return 0
-    return 2 * args.auto + 4 * args.lasting + (args.correct_steps or args.trust_region)
 
 
 def kept_for_backward(model: nn.Module, batch: Mapping[str, Tensor]) -> int:
