@@ -77,7 +77,7 @@ class Parser(HfArgumentParser):
                 words += [f"--{name}", *map(str, value)]
             else:
                 if isinstance(value, list | tuple):
-                    value = ",".join(map(str, value))
+                    value = ",".join("" if one is None else str(one) for one in value)
                 words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
         found = vars(self.parse_args(words))
         return {name: found[name] for name in values}
@@ -266,12 +266,10 @@ def _mapping(name: str, content: Any) -> dict[str, Any]:
 
 
 def _as_flag(name: str, key: str, value: Any) -> Any:
-    """A YAML value as a flag has it: lists with commas; a mapping as it is, with its numbers."""
+    """A YAML value, a list or a mapping of such; those of a mapping with its numbers."""
     parts = value.values() if isinstance(value, dict) else value
     if isinstance(value, dict | list) and any(isinstance(one, list | dict) for one in parts):
         raise HamuError(f"{name} has nested values under {key}; give one value, or a list")
-    if isinstance(value, list):
-        return ",".join(one or "" for one in value)
     if isinstance(value, dict):
         return {one: text and _of_json(text) for one, text in value.items()}
     return value
