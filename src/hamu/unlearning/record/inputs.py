@@ -59,11 +59,6 @@ def weights_digest(folder: Path) -> str | None:
     return found.hexdigest() if files else None
 
 
-def set_digest(rows: Iterable[str]) -> str:
-    """Digest of a set by the digests of its records, in any order."""
-    return order_digest(sorted(rows))
-
-
 def order_digest(rows: Iterable[str]) -> str:
     """Digest of a set by the digests of its records, in their order."""
     return _sha256("".join(f"{row}\n" for row in rows).encode())
@@ -113,7 +108,8 @@ def set_entries(name: str, data: ImageData | TextData | TextRecords | None) -> I
         return {f"{name} set": None, f"{_ORDER}{name} set": None}
     source = data.texts.source if isinstance(data, TextData) else data.source
     rows = row_digests(data)
-    found = {"source": short_name(source), "records": len(data), "sha256": set_digest(rows)}
+    found = {"source": short_name(source), "records": len(data)}
+    found |= {"sha256": order_digest(sorted(rows))}
     return {f"{name} set": found, f"{_ORDER}{name} set": {"sha256": order_digest(rows)}}
 
 
