@@ -1,7 +1,5 @@
 """Assessment of a model and its data, before a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass

@@ -8,8 +8,6 @@ takes its place, with a stated damping δ; the result then holds for that proble
 retain loss rises more steeply.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,11 +1,9 @@
 """An assessed model and the mean gradients of both its sides, in parts for the bootstrap."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -166,7 +164,7 @@ class PartedGram(NamedTuple):
     eps: float
 
     @classmethod
-    def of(cls, assessed: AssessedModel, retain: Parts, forget: Parts) -> PartedGram:
+    def of(cls, assessed: AssessedModel, retain: Parts, forget: Parts) -> Self:
         """Multiply a piece of a parameter at a time; reads the device once."""
         parts, parameters = [*retain[0], *forget[0]], assessed.parameters
         device, rows = parameters[0].device, len(parts)

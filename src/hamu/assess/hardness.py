@@ -1,10 +1,8 @@
 """The hardness of an unlearning problem with intervals, the price of each demand, the verdict."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -32,7 +30,7 @@ class Hardness:
     max_demand: float  # the largest constraint that the gradients allow
 
     @classmethod
-    def at(cls, status: ConstraintStatus) -> Hardness:
+    def at(cls, status: ConstraintStatus) -> Self:
         """Hardness of the whole model, from the `constraint_status` of the clipped gradients."""
         return cls(
             status.kappa.item(),
@@ -58,7 +56,7 @@ class BlockHardness:
     stop_threshold: Tensor
 
     @classmethod
-    def at(cls, status: ConstraintStatus) -> BlockHardness:
+    def at(cls, status: ConstraintStatus) -> Self:
         """Hardness of each block, from the `constraint_status` of the clipped gradients."""
         gram, phi = status.gram, status.fraction.clamp(max=1.0)
         norms = gram.retain_norm * gram.forget_norm

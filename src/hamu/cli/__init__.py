@@ -1,7 +1,5 @@
 """Command line: parse, call one job, print its result."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import io

@@ -1,7 +1,5 @@
 """A command: its help, its run, and its result in words, short and aligned."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect

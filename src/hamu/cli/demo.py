@@ -4,8 +4,6 @@ The original model is trained briefly, as long as it still has something to lear
 paper's; then every method starts from it with the same learning rate, batches and number of epochs.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import time

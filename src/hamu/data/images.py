@@ -1,7 +1,5 @@
 """Labelled images: decoded once, kept as uint8, normalised a batch at a time."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -71,23 +69,23 @@ class ImageData(Dataset[dict[str, Tensor]]):
             values.sub_(mean).div_(std)
         return {"pixel_values": values, "labels": self.labels[index]}
 
-    def normalized(self, mean: Sequence[float], std: Sequence[float]) -> ImageData:
+    def normalized(self, mean: Sequence[float], std: Sequence[float]) -> Self:
         """Return the same images, normalised by these statistics when they are fetched."""
         return replace(self, mean=tuple(mean), std=tuple(std))
 
-    def select(self, positions: Tensor | Sequence[int]) -> ImageData:
+    def select(self, positions: Tensor | Sequence[int]) -> Self:
         """Return the images at these positions, in this order."""
         index = torch.as_tensor(positions, dtype=torch.long)
         chosen = {name: getattr(self, name)[index] for name in ("pixels", "labels", "rows")}
         return replace(self, **chosen)
 
-    def joined(self, other: ImageData) -> ImageData:
+    def joined(self, other: Self) -> Self:
         """Return these images and then those of a second data set of the same form."""
         columns = ("pixels", "labels", "rows")
         both: Any = {n: torch.cat([getattr(self, n), getattr(other, n)]) for n in columns}
         return replace(self, **both)
 
-    def matched(self, other: ImageData) -> ImageData:
+    def matched(self, other: Self) -> Self:
         """Return a second data set in the form of this one: RGB if this is, its label numbers."""
         if other.pixels.shape[1] == 1 and self.pixels.shape[1] == 3:  # as within one source
             other = replace(other, pixels=other.pixels.repeat(1, 3, 1, 1))
@@ -99,7 +97,7 @@ class ImageData(Dataset[dict[str, Tensor]]):
             )
         return other.with_classes(self.classes)
 
-    def with_classes(self, classes: tuple[str, ...]) -> ImageData:
+    def with_classes(self, classes: tuple[str, ...]) -> Self:
         """Return the same images, their labels numbered as in these classes."""
         unknown = [name for name in self.classes if name not in classes]
         if unknown:

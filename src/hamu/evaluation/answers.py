@@ -1,7 +1,5 @@
 """Answers of a language model: generation, ROUGE-L recall, TOFU's figures (Maini et al. 2024)."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

@@ -3,15 +3,13 @@
 Fine-tuning, quantization, prefilled and repeated prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import comb
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +162,7 @@ class AttackResult:
         return {"format": "hamu-attack", **found, **asdict(self)}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> AttackResult:
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Restore the result from `to_json`."""
         outcomes = {
             attack: {role: Outcome(**one) for role, one in by_model.items()}

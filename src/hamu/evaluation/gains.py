@@ -1,11 +1,9 @@
 """Gains of unlearning on both sides, their Pareto front and its hypervolume."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from hamu.errors import HamuError
 
@@ -19,7 +17,7 @@ class Gains(NamedTuple):
     forget: float  # ΔL_f, the rise of the forget loss
 
     @classmethod
-    def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Gains:
+    def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Self:
         """Compute the gains from the losses of both sides before and after, in nats."""
         return cls(before["retain"] - after["retain"], after["forget"] - before["forget"])
 
@@ -83,7 +81,7 @@ class Level(NamedTuple):
     loss: float
 
     @classmethod
-    def parse(cls, text: str) -> Level:
+    def parse(cls, text: str) -> Self:
         """Read forget=LOSS or retain=LOSS."""
         side, _, value = text.partition("=")
         try:

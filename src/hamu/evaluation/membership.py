@@ -4,8 +4,6 @@ Each attack scores a record, higher for one that looks like a member. An AUC of 
 it the forget set still looks trained on, below it forgotten more than unseen data ever would.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Memorization of texts: extraction, verbatim continuation, knowledge; and gibberish answers."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Predictions of a model over a data set, the source of every figure in this room."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

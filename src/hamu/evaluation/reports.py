@@ -1,7 +1,5 @@
 """Reports of a model's figures, ready for JSON, with bootstrap intervals and foreign metrics."""
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ ResNet-20 (He et al. 2016, Sec. 4.2) is the paper's classifier for CIFAR-10;
 `AutoModelForImageClassification` loads it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

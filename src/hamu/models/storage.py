@@ -4,8 +4,6 @@ A model is a folder written by `save_pretrained`, or "hub:OWNER/NAME". Only the 
 network. Code that comes with a model runs only where `trust_remote_code` is given.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """Interactive charts of the report, by plotly; `captions.html.j2` has their captions."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Python gathers verdict, charts and tables; the wording is in the templates.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Pictures that commands save, by matplotlib, and the looks of runs that the page shares."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle

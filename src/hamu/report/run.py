@@ -1,7 +1,5 @@
 """The folder of a run, finished or not, and what its models say of its data; nothing is written."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A `Column` describes a figure once: its key in a row, its label, its digits.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

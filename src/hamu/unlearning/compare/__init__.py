@@ -1,7 +1,5 @@
 """Comparisons of many runs; here the settings in which they differ: a grid, or a random search."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Jobs in processes of their own, so that one that crashes takes nothing with it."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

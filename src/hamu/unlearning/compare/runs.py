@@ -4,8 +4,6 @@ Every method has a run with every constraint, learning rate and seed, each an or
 unlearn` in its own folder: begun, gone on with, or finished.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """`hamu.compare`: methods, constraints, learning rates and seeds on one problem."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """`hamu.assess`, `hamu.evaluate` and `hamu.attack`: measure, and train nothing that stays."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

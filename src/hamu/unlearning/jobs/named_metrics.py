@@ -4,8 +4,6 @@ RMIA and U-LiRA train shadow models as the original model was trained, and unlea
 general ability is measured by lm-evaluation-harness (Gao et al. 2024).
 """
 
-from __future__ import annotations
-
 import io
 import logging
 from collections.abc import Callable, Mapping

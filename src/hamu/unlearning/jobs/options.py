@@ -1,7 +1,5 @@
 """Options of the jobs beside those of training, in groups, and the jobs that each belongs to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any

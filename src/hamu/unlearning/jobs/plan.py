@@ -1,7 +1,5 @@
 """Plan of a run: parameters, steps and memory; nothing is trained or written."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

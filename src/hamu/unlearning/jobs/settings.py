@@ -3,8 +3,6 @@
 Every value becomes what it would be as a flag, and is checked alike.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

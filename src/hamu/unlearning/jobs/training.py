@@ -1,7 +1,5 @@
 """`hamu.train` and `hamu.unlearn`: the jobs that change a model and save it; or plan it."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import signal

@@ -4,8 +4,6 @@ Written when the run begins: a resumed one goes on with the same. Digests of set
 depend on layout: weights may be in one file or many, records in any order.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import unicodedata
