@@ -320,10 +320,7 @@ def _first_order(
 
 
 def _second_order(
-    assessed: AssessedModel,
-    gradients: Mapping[str, list[Tensor]],
-    demand: float,
-    samples: int,
+    assessed: AssessedModel, gradients: Mapping[str, list[Tensor]], demand: float, samples: int
 ) -> dict[str, Any]:
     """Spectrum of the retain Hessian on some records, and the second-order condition."""
     positions, parameters = assessed.positions("retain", samples), assessed.parameters

@@ -14,14 +14,7 @@ from hamu.data.forget_sets import (
     subset,
 )
 from hamu.data.images import ImageData, pixel_statistics, read_images
-from hamu.data.text import (
-    TextCollator,
-    TextData,
-    TextRecord,
-    TextRecords,
-    encode,
-    read_text,
-)
+from hamu.data.text import TextCollator, TextData, TextRecord, TextRecords, encode, read_text
 
 __all__ = ["ImageData", "PairCollator", "PairedDataset", "TextCollator", "TextData", "TextRecord"]
 __all__ += ["TextRecords", "UnlearningData", "draw_positions", "encode", "forget_class"]

@@ -14,13 +14,7 @@ from torch import Tensor
 from hamu.core.objectives import log_odds, loss_at
 from hamu.errors import HamuError
 from hamu.unlearning.controller import Controller
-from hamu.unlearning.goals import (
-    AnyPredictions,
-    Goal,
-    Standing,
-    choose_goal,
-    record_losses,
-)
+from hamu.unlearning.goals import AnyPredictions, Goal, Standing, choose_goal, record_losses
 
 if TYPE_CHECKING:
     from hamu.unlearning.trainer.config import UnlearnConfig

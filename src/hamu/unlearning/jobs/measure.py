@@ -27,13 +27,7 @@ from hamu.files import MINIATURE
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks, plot_frontiers
 from hamu.report.run import answered
-from hamu.unlearning.goals import (
-    NOTHING_TELLS,
-    choose_goal,
-    few_unseen,
-    goal_lines,
-    goal_report,
-)
+from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, few_unseen, goal_lines, goal_report
 from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import settings_of
@@ -44,11 +38,7 @@ from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
 
 _REAL_ANSWERS = 1000  # that tell language from gibberish
-_ROLES = {
-    "model": attacks.UNLEARNED,
-    "original": attacks.ORIGINAL,
-    "retain": attacks.RETRAINED,
-}
+_ROLES = {"model": attacks.UNLEARNED, "original": attacks.ORIGINAL, "retain": attacks.RETRAINED}
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,7 @@ from hamu.evaluation import (
 from hamu.evaluation.reports import further_figures
 from hamu.files import DIGITS, MINIATURE, is_local, located
 from hamu.models import classifiers, language, storage
-from hamu.unlearning.jobs.options import (
-    OF_AN_ADAPTER,
-    TOFU_SETS,
-    DataOptions,
-    RunOptions,
-)
+from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.record.inputs import Inputs, reading_entries, saved_model_entry, set_entries
 from hamu.unlearning.run_folder import RunFolder
