@@ -3,13 +3,11 @@
 A model is "tiny-llama" (new, with its own tokenizer) or a saved one; see `hamu.models.storage`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +22,7 @@ from transformers import (
 
 from hamu.core.forward import evaluating, predict_logits, without_autocast
 from hamu.core.gram import trainable_parameters
+from hamu.data import TextData
 from hamu.errors import HamuError, reading
 from hamu.files import HUB, is_of_hub
 from hamu.models.storage import (
@@ -38,9 +37,6 @@ from hamu.models.storage import (
     no_safetensors,
     refuse_encoder,
 )
-
-if TYPE_CHECKING:
-    from hamu.data import TextData
 
 TINY = "tiny-llama"
 DTYPES = ("float32", "bfloat16", "float16", "auto")

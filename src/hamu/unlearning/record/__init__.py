@@ -1,7 +1,5 @@
 """The record of a run: what was asked, done and measured. Counts and digests, never contents."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re
@@ -11,7 +9,7 @@ from functools import cache, partial
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,9 +26,7 @@ from hamu.models.storage import is_adapter
 from hamu.unlearning.goals import forgotten_words, meaning
 from hamu.unlearning.record.inputs import Inputs, saved_model_entry, short_name
 from hamu.unlearning.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from hamu.unlearning.trainer import UnlearnTrainer
+from hamu.unlearning.trainer import UnlearnTrainer
 
 Found = Mapping[str, Any]  # of JSON
 FORMAT, VERSION = "hamu-unlearning-record", 2
