@@ -211,9 +211,8 @@ def layer_charts(layers: Mapping[str, pd.DataFrame]) -> list[Chart]:
             title, cell, look = looks[key]
             look |= {"colorscale": "RdBu_r" if key == "cos" else "Blues"}
             look |= {"hovertemplate": f"%{{y}}, step %{{x}}: {cell}<extra></extra>"}
-            values = values.rename("{:,}".format).T.rename(
-                lambda name: name.removesuffix(".weight")
-            )
+            values = values.rename("{:,}".format).T
+            values.index = values.index.str.removesuffix(".weight")
             charts.append(Chart(key, title, _heat(values, "step", **look), wide=True))
     return charts
 
