@@ -234,15 +234,9 @@ class NamedSources:
         return {name: value for name, value in recorded.items() if name in self.task.given}
 
     @property
-    def sides(self) -> list[str]:
-        """The sides that the run's method has a pass of."""
-        objectives = self.task.settings.of(UnlearnConfig).objectives()
-        return [side for side, objective in objectives.items() if objective]
-
-    @property
-    def target_share(self) -> float:
-        """The share of the forget records that the run was to bring to its goal."""
-        return self.task.settings.of(UnlearnConfig).target_share
+    def args(self) -> UnlearnConfig:
+        """All settings of the run's training."""
+        return self.task.settings.of(UnlearnConfig)
 
     @cached_property
     def problem(self) -> Problem:

@@ -108,11 +108,12 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
 
     def stated() -> list[str]:
         check_version()
-        return statement_of(found, sources.sides)
+        objectives = sources.args.objectives().items()
+        return statement_of(found, [side for side, objective in objectives if objective])
 
     def goal() -> dict[str, Any]:
         is_there = found["goal"]["reached"] and has_share(found["goal"])
-        return {"share": sources.target_share, "reached": is_there}
+        return {"share": sources.args.target_share, "reached": is_there}
 
     def steps() -> dict[str, int]:
         logged = logged_steps(run)  # the steps taken, if each was logged
