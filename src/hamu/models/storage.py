@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
 
 from hamu.core.distributed import is_main, is_sharded
-from hamu.errors import HamuError, first_line, reading
+from hamu.errors import HamuError, reading
 from hamu.files import HUB, MODEL, check_is_not_here, is_of_hub
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -272,7 +272,8 @@ def merged(model: Any) -> Any:
     Half precision would round small updates away, and 4 bits more: those are merged as the weights
     that they stand for. A HamuError is raised for other kinds of adapters, or if the memory fails.
     """
-    try:
+    remedy = "; what else the run leaves is complete"
+    with reading("the adapter cannot be merged into its model", remedy):
         model = _dequantized(model).float()
         ends = _ends(model)
         first, last = map(_inner, ends)
@@ -280,11 +281,6 @@ def merged(model: Any) -> Any:
         if shared and (first, last) != ends:  # what is put into the one would be in the other too
             last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
-    except (ValueError, RuntimeError, AttributeError) as error:  # of PEFT, or out of memory
-        raise HamuError(
-            f"the adapter cannot be merged into its model: {first_line(error)}; what else the run "
-            f"leaves is complete"
-        ) from error
     if shared:
         first, last = _ends(whole)
         whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
