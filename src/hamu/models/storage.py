@@ -6,7 +6,7 @@ network. Code that comes with a model runs only where `trust_remote_code` is giv
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks,
     r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq"
     r"|(cos|sin)_cached|embed_positions\.weights)$"
 )
-_REST = "rest.safetensors"
+_REST, _WEIGHTS = "rest.safetensors", "*.safetensors"
 
 
 class NeedsCode(HamuError):
@@ -204,7 +204,8 @@ def save_rest(model: Any, folder: Path) -> None:
     own = _own(model)
     state = _whole_state(model, own) or own
     if is_main():
-        rest = {name: state[name] for name in own.keys() - _saved(folder).keys()}
+        saved = open_tensors(folder.glob(_WEIGHTS))
+        rest = {name: state[name] for name in own.keys() - saved.keys()}
         if rest:
             _save(rest, folder / _REST)
 
@@ -212,7 +213,7 @@ def save_rest(model: Any, folder: Path) -> None:
 @torch.no_grad()
 def load_tensors(model: Any, folder: Path) -> None:
     """Put what `save_model` and `save_rest` wrote into a model, whole or sharded, bit by bit."""
-    saved = _saved(folder)
+    saved = open_tensors(folder.glob(_WEIGHTS))
     for name, own in _own(model).items():
         value = saved[name].get_tensor(name) if name in saved else None
         if value is None or value.shape != own.shape:
@@ -227,9 +228,9 @@ def load_tensors(model: Any, folder: Path) -> None:
         own.copy_(value)
 
 
-def _saved(folder: Path) -> dict[str, Any]:
-    """Return the open file of each tensor, by its name."""
-    opened = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
+def open_tensors(paths: Iterable[Path]) -> dict[str, Any]:
+    """Return the open file of each tensor in safetensors, by its name."""
+    opened = [safe_open(path, framework="pt") for path in paths]
     return {name: file for file in opened for name in file.keys()}  # type: ignore[no-untyped-call]  # noqa: SIM118
 
 

@@ -8,20 +8,18 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from datetime import date, time
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from hamu.data import ImageData, TextData, TextRecords
 from hamu.data.text import normal
-from hamu.errors import HamuError, first_line
+from hamu.errors import HamuError, first_line, reading
 from hamu.files import INPUTS, is_of_hub, parse_json
-from hamu.models.storage import CONFIGS, folder_of, weight_files
+from hamu.models.storage import CONFIGS, folder_of, open_tensors, weight_files
 
 Inputs = Mapping[str, Any]  # "forget set", "original model" and so on: the entry of each, or None
 _SETTINGS = "settings"
@@ -42,18 +40,14 @@ def text_digest(text: str) -> str:
 def weights_digest(folder: Path) -> str | None:
     """Digest of the weights of a saved model or adapter; None without safetensors."""
     found = hashlib.sha256()
-    try:
+    with reading(f"the weights in {folder} cannot be read"):
         files = weight_files(folder)
-        with ExitStack() as opened:
-            parts = [opened.enter_context(safe_open(file, framework="pt")) for file in files]
-            holder = {name: part for part in parts for name in part.keys()}  # noqa: SIM118
-            for name in sorted(holder):
-                values = holder[name].get_tensor(name).contiguous()
-                head = [name, str(values.dtype).removeprefix("torch."), list(values.shape)]
-                found.update(json.dumps(head, separators=(",", ":")).encode() + b"\n")
-                found.update(values.reshape(-1).view(torch.uint8).numpy().data)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise HamuError(f"the weights in {folder} cannot be read: {error}") from error
+        holder = open_tensors(files)
+        for name in sorted(holder):
+            values = holder[name].get_tensor(name).contiguous()
+            head = [name, str(values.dtype).removeprefix("torch."), list(values.shape)]
+            found.update(json.dumps(head, separators=(",", ":")).encode() + b"\n")
+            found.update(values.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest() if files else None
 
 
