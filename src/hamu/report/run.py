@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -260,12 +259,12 @@ def _read(
 
 
 @cache
-def _shape(name: str) -> Mapping[str, Any]:
+def _shape(name: str) -> Any:
     """Schema of the parts of a file that a report shows."""
     if name == "record":
         return schema()
-    text = resources.files("hamu.report").joinpath("shapes.json").read_text("utf-8")
-    return {"$ref": f"#/$defs/{name}", "$defs": json.loads(text)["$defs"]}
+    shapes = files.parse_json(Path(__file__).with_name("shapes.json"))
+    return {"$ref": f"#/$defs/{name}", "$defs": shapes["$defs"]}
 
 
 def _settings(path: Path) -> dict[str, Any]:

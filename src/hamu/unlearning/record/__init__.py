@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -299,11 +298,9 @@ def _log(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def schema() -> dict[str, Any]:
+def schema() -> Any:
     """The schema of record.json."""
-    path = resources.files("hamu.unlearning.record") / "schema.json"
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
+    return files.parse_json(Path(__file__).with_name("schema.json"))
 
 
 def violations(value: Any, against: Found, name: str = "record") -> Iterator[str]:
