@@ -20,7 +20,6 @@ from hamu.models.language import (
     FOUR_BIT,
     AdapterSettings,
     base_of,
-    longest_text,
     place_of,
     stored_in,
     with_adapter,
@@ -113,7 +112,7 @@ def _of_texts(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], s
 
     A new model is made, as its vocabulary follows from the records.
     """
-    args, run, longest = task.args, task.run, task.data.max_length
+    args, run = task.args, task.run
     if task.classes_of is None:
         model = task.new_model(task.built_in, sets["training"])
     else:
@@ -121,7 +120,7 @@ def _of_texts(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], s
             check_is_saved(run.model)
         adapter = task.adapter_of(run.model)
         model = meta_model(run.model, adapter, base_model=run.base_model, **task.trust)
-    length = min(longest, longest_text(model) or longest)
+    length = task.length_for(model)
     tokens = args.per_device_train_batch_size * length
     kept = activations(model, tokens, checkpointing=args.gradient_checkpointing)
     return model, kept, f"records of {length} tokens"
