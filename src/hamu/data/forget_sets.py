@@ -6,8 +6,6 @@ a new order, and go on where the last epoch ended. The place of a record depends
 not on the batch size, the number of processes, or a resume.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -74,7 +72,7 @@ class UnlearningData(Generic[Records]):
         named = {"retain": self.retain, "forget": self.forget, "test": self.test}
         return {name: data for name, data in named.items() if data is not None}
 
-    def normalized(self, mean: list[float], std: list[float]) -> UnlearningData[ImageData]:
+    def normalized(self, mean: list[float], std: list[float]) -> "UnlearningData[ImageData]":
         """Normalise all sets of images by the same statistics."""
         changed = {name: data.normalized(mean, std) for name, data in self.sets().items()}
         return replace(self, **changed)  # type: ignore[return-value]

@@ -1,7 +1,5 @@
 """Tasks of images and of texts: read a problem, load models, fit data to them, report figures."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -54,7 +52,7 @@ _OF_TEXTS = (
 _IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 
 
-def choose_task(settings: Settings, console: Console) -> Task:
+def choose_task(settings: Settings, console: Console) -> "Task":
     """The task of `task_name`."""
     if settings.of(RunOptions).trust_remote_code:
         warning = "code that comes with a model is run, and can do all that you can"
