@@ -202,16 +202,18 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
     assert (code, err) == (0, "")
     assert "4 runs, 4 of them finished before" in out
     second = read(runs / "comparison.json")
-    assert second["best"] == [f"{best}-at"]
+    assert (second["best"], second["means"][0]["runs"]) == ([best], 2)
+    assert second["hypervolume"] == first["hypervolume"], "by whole runs"
     for seed in (1, 2):
-        [state] = [one for one in second["runs"] if one["run"] == f"{best}-s{seed}-at"]
-        full = read(runs / f"{best}-s{seed}" / "evaluation.json")["trajectory"]
-        [there] = [entry for entry in full if entry["step"] == state["steps"]]
-        assert (state["forget_gain"], state["retain_gain"]) == pytest.approx(
-            (there["eval_forget_gain"], there["eval_retain_gain"])
-        ), "the state that the whole run went through"
-        attacked = read(runs / state["run"] / "attack/attack.json")["outcomes"]["relearn-retain"]
-        assert state["relearned"] == attacked["unlearned"]["figures"]["recognised"][-1][0]
+        [row] = [one for one in second["runs"] if one["run"] == f"{best}-s{seed}"]
+        whole = read(runs / row["run"] / "evaluation.json")
+        state = read(runs / f"{row['run']}-at" / "evaluation.json")["trajectory"][-1]
+        [there] = [one for one in whole["trajectory"] if one["step"] == state["step"]]
+        gains = ("eval_forget_gain", "eval_retain_gain")
+        assert [state[g] for g in gains] == pytest.approx([there[g] for g in gains])
+        attacked = read(runs / f"{row['run']}-at" / "attack/attack.json")["outcomes"]
+        figures = attacked["relearn-retain"]["unlearned"]["figures"]
+        assert row["relearned"] == figures["recognised"][-1][0]
     assert "relearned" in (runs / "comparison.md").read_text()
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")}
     assert compare(*words, *attacks, "--attack_records", 20)[0] == 0

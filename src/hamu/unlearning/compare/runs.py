@@ -272,12 +272,16 @@ def differing_environments(runs: Mapping[str, str | None]) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is to be: its folder's name, own columns, settings, and all options."""
+    """A run that is to be: its folder's name, own columns, settings, and all options.
+
+    It may repeat another up to its state at the level, which is attacked.
+    """
 
     name: str
     columns: Row
     settings: Mapping[str, Any]
     options: Mapping[str, Any]
+    state_of: str | None = None
 
 
 class Runs:
@@ -340,13 +344,21 @@ class Runs:
 
     @property
     def rows(self) -> list[Row]:
-        """The row of each run that has ended, in the order of the plans."""
-        return [self._rows[name] for name in self._plans if name in self._rows]
+        """The row of each run that has ended, in the order of the plans.
+
+        With what is relearned from its state at the level, if that was attacked.
+        """
+        found = {name: self._rows[name] for name in self._plans if name in self._rows}
+        for plan in self._plans.values():
+            if plan.state_of is not None and plan.name in found:
+                back = found.pop(plan.name).get("relearned")
+                found[plan.state_of] = {**found[plan.state_of], "relearned": back}
+        return [*found.values()]
 
     def folders(self) -> dict[str, Path]:
-        """The folders of the runs that are finished, by name."""
-        finished = [row["run"] for row in self.rows if not row["failed"]]
-        return {name: self._folder.path / name for name in finished}
+        """The folders of all runs that are finished, by name."""
+        ended = self._rows.items()
+        return {name: self._folder.path / name for name, row in ended if not row["failed"]}
 
     def comparison(self) -> Comparison:
         """The comparison of the runs that have ended so far."""

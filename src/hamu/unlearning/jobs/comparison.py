@@ -98,7 +98,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             run_waiting(runs, children, task.console, "compare")
         if attacks.attacks:
             states = [*_states(runs, (p for p in plans if p.columns["setting"] in best))]
-            runs.best = frozenset(plan.columns["setting"] for plan in states)
+            runs.best = frozenset(best)
             runs.add(states)
             run_waiting(runs, children, task.console, "compare")
             _attack(runs, states, attacks, children, task.console)
@@ -151,14 +151,15 @@ def _states(runs: Runs, plans: Iterable[Plan]) -> Iterator[Plan]:
     for plan in plans:
         if steps.get(plan.name):
             settings = {**plan.settings, "max_steps": int(steps[plan.name])}
-            columns = {**plan.columns, "setting": f"{plan.columns['setting']}-at"}
-            yield _planned(f"{plan.name}-at", columns, settings)
+            yield _planned(f"{plan.name}-at", plan.columns, settings, plan.name)
 
 
-def _planned(name: str, columns: dict[str, Any], settings: Mapping[str, Any]) -> Plan:
+def _planned(
+    name: str, columns: Mapping[str, Any], settings: Mapping[str, Any], state_of: str | None = None
+) -> Plan:
     """A run, once its settings fit together."""
     try:
-        return Plan(name, columns, settings, every_option(settings))
+        return Plan(name, {**columns}, settings, every_option(settings), state_of)
     except HamuError as error:
         raise HamuError(f"{name}: {error}") from error
 
