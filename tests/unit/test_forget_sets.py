@@ -44,6 +44,8 @@ def test_the_mixing_ratio_draws_exactly_floor_rho_n_from_everything_not_yet_chos
     named = replace(train, classes=("1", "0", "owl"))
     assert (forget_class(named, None, "0").forget.labels == 1).all(), "a name before a number"
     assert (forget_class(named, None, "2").forget.labels == 2).all()
+    composed = replace(train, classes=("é", "0", "owl"))  # a folder's name may be in another form
+    assert (forget_class(composed, None, "e\u0301").forget.labels == 0).all()
     with pytest.raises(HamuError, match="class '1' does not exist in here; choose of 0, 2, 5"):
         forget_class(replace(train, classes=("0", "2", "5")), None, "1")
 

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, Subset
 
 from hamu.core.gram import SIDES
 from hamu.data.images import ImageData
-from hamu.data.text import TextData, TextRecords, column_names
+from hamu.data.text import TextData, TextRecords, column_names, normal
 from hamu.errors import HamuError, reading
 
 Records = TypeVar("Records", ImageData, TextRecords, TextData)
@@ -94,10 +94,11 @@ def forget_class(
     """
     if not 0 <= rho <= 1:
         raise HamuError(f"the similarity mixing ratio rho is a share in [0, 1]; got {rho}")
-    numbers = {name: number for number, name in enumerate(train.classes)}
+    numbers = {normal(name): number for number, name in enumerate(train.classes)}
     if not all(name.isdecimal() for name in train.classes):
         numbers = {str(number): number for number in range(len(train.classes))} | numbers
-    members = (train.labels == numbers.get(str(target), -1)).nonzero().flatten()
+    number = numbers.get(normal(str(target)), -1)
+    members = (train.labels == number).nonzero().flatten()
     if not len(members):
         listed = ", ".join(train.classes[i] for i in sorted({*train.labels.tolist()}))
         raise HamuError(f"class {target!r} does not exist in {train.source}; choose of {listed}")
@@ -106,7 +107,6 @@ def forget_class(
     own = members[torch.randperm(len(members), generator=generator)[: len(members) - mixed]]
     rest = _others(len(train), own)
     others = rest[torch.randperm(len(rest), generator=generator)[:mixed]]
-    number = numbers[str(target)]
     words = f"class {train.classes[number]}" + (f", rho {rho:g}" if rho else "")
     return _split(train, test, torch.cat([own, others]), words, number)
 

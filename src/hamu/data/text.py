@@ -80,6 +80,10 @@ def normal(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
+def _words(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
 @dataclass(frozen=True, eq=False)
 class TextRecords:
     """Records as they were read, before a tokenizer is known.
@@ -110,9 +114,10 @@ class TextRecords:
     def digests(self) -> list[bytes]:
         """Digest each record's prompt and answer; equal records have equal digests.
 
-        Unicode's forms of a letter are equal, and spaces around a text count nothing.
+        Unicode's forms of a letter are equal, and so is all white space; around a text, or around
+        the question in a prompt, it counts nothing.
         """
-        pairs = ((normal(r.prompt), normal(r.answer)) for r in self.records)
+        pairs = ((_words(r.prompt), _words(r.answer)) for r in self.records)
         texts = (f"{len(prompt)} {prompt}{answer}" for prompt, answer in pairs)
         return [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
 
@@ -232,7 +237,8 @@ def _rows(source: str, split: str) -> list[Any]:
     if not files:
         raise HamuError(f"{source} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
     suffix = files[0].suffix.lower()
-    with reading(f"{files[0]} cannot be read"):
+    remedy = "; its fields are to be separated by commas" if suffix == ".csv" else ""
+    with reading(f"{files[0]} cannot be read", remedy):
         if suffix == ".parquet":
             return list(parquet_table(files).to_pylist())
         return _csv(files[0]) if suffix == ".csv" else _json(files[0])
@@ -407,7 +413,8 @@ def encode(
         if len(prompt) >= max_length or not answer or len(ids[:max_length]) < 2:
             raise HamuError(
                 f"row {row} of {texts.source} has no answer token among its first {max_length} "
-                f"tokens (the prompt has {len(prompt)}); give a larger --max_length"
+                f"tokens (the prompt has {len(prompt)}); give a larger --max_length if the model "
+                f"reads more, or take the record out"
             )
         tokens.append(torch.tensor(ids[:max_length], dtype=torch.int32))
         starts.append(len(prompt) if loss_on == "answer" else 1)
