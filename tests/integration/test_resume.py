@@ -280,6 +280,17 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(cli, tmp_path, whole, bro
     assert not (run / ".checkpoint-abc").exists()
 
 
+@pytest.mark.parametrize(
+    ("log", "lines"), [("steps.jsonl", "4 of its 5"), ("layers.jsonl", "5 of its 6")]
+)
+def test_a_run_does_not_go_on_without_the_lines_of_its_steps(cli, tmp_path, broken, log, lines):
+    broken(5, *EVERY_STEP)
+    path = tmp_path / "run" / log
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    code, _, err = resume(cli)
+    assert (code, f"run/{log} has {lines} lines up to step 5; put it back" in err) == (2, True)
+
+
 def test_settings_of_a_run_stay_but_for_those_that_change_no_result(cli, broken):
     none = "hamu unlearn: there is no run to resume in none: it has no config.yaml"
     assert resume(cli, "none")[2].startswith(none)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,8 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 from hamu.core.distributed import is_main
-from hamu.files import LAYERS, STEPS
+from hamu.errors import HamuError
+from hamu.files import LAYERS, STEPS, sync
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.config import TRACKERS
 
@@ -60,9 +61,20 @@ class StepLog(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove the lines of steps after the checkpoint: a resumed run takes them once more."""
         self._every = layer_interval(args, state, len(self.trainer.pair.block_names))
-        for log in (STEPS, LAYERS) if self._resume else ():
-            kept = self._folder.keep_lines(log, lambda line: line["step"] <= state.global_step)
+        if self._resume and is_main():
+            self._go_on(state.global_step, [e["step"] for e in state.log_history if "taken" in e])
+
+    def _go_on(self, step: int, logged: Sequence[int]) -> None:
+        """Check that the lines of all steps logged up to the checkpoint are there; drop others."""
+        in_layers = bool(logged) + sum(one % self._every == 0 for one in logged)
+        for log, wanted in ((STEPS, len(logged)), (LAYERS, in_layers)):
+            kept = self._folder.keep_lines(log, lambda line: line["step"] <= step)
             self._names_blocks = kept > 0
+            if kept < wanted:
+                lost = (
+                    f"{self._folder.path / log} has {kept} of its {wanted} lines up to step {step}"
+                )
+                raise HamuError(f"{lost}; put it back as it was, or start a new run elsewhere")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the folder once a step was taken; a checkpoint may come next."""
@@ -85,6 +97,13 @@ class StepLog(TrainerCallback):
                 short = {k: v and [_finite(float(f"{x:.4g}")) for x in v] for k, v in figures}
                 self._lines.append((LAYERS, step | short))
         self.on_step_end(args, state, control)
+
+    def save(self) -> None:
+        """Begin, and flush the logs to the disk: a checkpoint counts on their lines."""
+        self.begin()
+        for log in (STEPS, LAYERS) if is_main() else ():
+            if self._folder.has(log):
+                sync(self._folder.path / log)
 
     def begin(self) -> None:
         """Clear an earlier run from the folder, write settings and inputs, then all lines."""
