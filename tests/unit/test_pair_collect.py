@@ -4,7 +4,9 @@ import pytest
 import torch
 from helpers import Holder, collect, combine, loss, measure, network
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
 
@@ -160,6 +162,30 @@ def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path, use_orig_params):
                 PairedGradients(model, HamuQ())
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_model_replicated_by_tensor_parallelism_is_refused(tmp_path):
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        values = [
+            distribute_tensor(torch.ones(4), mesh, [kind]) for kind in (Shard(0), Replicate())
+        ]
+        with pytest.raises(HamuError, match="with fully_shard on one mesh"):
+            PairedGradients(Holder(values), HamuQ())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_blocks_of_a_model_in_ddp_are_named_as_those_of_the_model(tmp_path):
+    store, model = f"file://{tmp_path / 'store'}", nn.Linear(3, 2)
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        wrapped = PairedGradients(nn.parallel.DistributedDataParallel(model), HamuQ())
+    finally:
+        torch.distributed.destroy_process_group()
+    assert wrapped.names == PairedGradients(model, HamuQ()).names == ["weight", "bias"]
 
 
 def vector(*values):

@@ -296,7 +296,8 @@ class PairedGradients:
             self.discard()
             raise HamuError(
                 f"no gradient reached any trainable parameter inside {side}(); call backward() "
-                f"inside the context, on a loss that depends on them"
+                f"inside the context, on a loss that depends on them, and with fully_shard leave "
+                f"its synchronisation on for the last backward() of each context"
             )
         self._grads[side] = collected
 

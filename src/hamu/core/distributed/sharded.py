@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 
 from hamu.core.distributed import Grads, Layout, is_main, world_size
@@ -125,7 +125,8 @@ class Sharded(Layout):
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
         meshes = {p.device_mesh if isinstance(p, DTensor) else None for p in parameters}
         mesh = next(iter(meshes))
-        if len(meshes) != 1 or mesh is None or mesh.ndim != 1:
+        kinds = {type(one) for p in parameters if isinstance(p, DTensor) for one in p.placements}
+        if len(meshes) != 1 or mesh is None or mesh.ndim != 1 or kinds != {Shard}:
             raise HamuError(
                 "shard all trainable parameters over the same processes, with fully_shard on one "
                 "mesh"
