@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from transformers import HfArgumentParser
 from transformers.training_args import ParallelMode
 
 from hamu import HamuError, UnlearnConfig
@@ -68,6 +69,7 @@ def test_training_and_unlearning_refuse(settings, message):
             {"fp16": True, "use_cpu": True},
             "fp16 needs a GPU: on a CPU training would be in float32",
         ),
+        ({"save_only_model": True}, "save_only_model True has no place in unlearning; leave it"),
         ({"optim": "lomo"}, "lomo steps within a backward pass, before two gradients"),
         ({"optim": "schedule_free_sgd"}, "schedule_free_sgd changes the weights between steps"),
         ({"remove_unused_columns": True}, "remove_unused_columns: collators do; leave it out"),
@@ -81,6 +83,13 @@ def test_unlearning_refuses(monkeypatch, settings, message):
     monkeypatch.setenv("WORLD_SIZE", str(settings.pop("processes", 1)))
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         UnlearnConfig(output_dir="unused", **settings)
+
+
+def test_settings_can_be_parsed_by_transformers_and_clipping_be_none():
+    parser = HfArgumentParser((UnlearnConfig,))
+    (args,) = parser.parse_args_into_dataclasses(["--output_dir", "unused"])
+    assert args.clip_norm == 1.0
+    assert UnlearnConfig(output_dir="unused", max_grad_norm=None).clip_norm is None
 
 
 @pytest.mark.parametrize(

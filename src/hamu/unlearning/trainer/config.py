@@ -48,7 +48,7 @@ _WITHOUT_EFFECT = (
     *("dataloader_drop_last", "dataloader_persistent_workers", "include_num_input_tokens_seen"),
     *("bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "eval_accumulation_steps"),
     *("eval_do_concat_batches", "eval_use_gather_object", "torch_empty_cache_steps"),
-    "neftune_noise_alpha",
+    *("neftune_noise_alpha", "save_only_model"),
 )
 _CHOICES = {
     "shuffle": ("epoch", "once"),
@@ -376,7 +376,10 @@ class UnlearnConfig(TrainConfig):
         for name in _WITHOUT_EFFECT:
             value = getattr(self, name, None)
             message = f"{name} {value} has no place in unlearning; leave it out"
-            _check(value == defaults.get(name), message)
+            is_left_out = value == defaults.get(name)
+            if name == "include_num_input_tokens_seen":  # transformers' parser makes it a bool
+                is_left_out = value in ("no", False)
+            _check(is_left_out, message)
 
     def _check_parted(self, method: Method) -> None:
         """Check what works where a process has only a part of the gradients."""
@@ -429,7 +432,7 @@ class UnlearnConfig(TrainConfig):
     @property
     def clip_norm(self) -> float | None:
         """Global norm that each side's gradient is clipped to; None for `max_grad_norm` 0."""
-        return self.max_grad_norm if self.max_grad_norm > 0 else None
+        return self.max_grad_norm or None
 
     def objectives(self) -> dict[str, str | None]:
         """Name of each side's objective; None for a side that the method has no pass over."""

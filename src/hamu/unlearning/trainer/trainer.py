@@ -7,6 +7,7 @@ gradients are collected apart, and the combined one is what the optimizer sees.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -119,6 +120,7 @@ class UnlearnTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> None:
         _check_arguments(args, kwargs, forget_dataset)
+        args = copy.copy(args)  # defaults that depend on the data are settled in it
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
@@ -184,6 +186,8 @@ class UnlearnTrainer(ResumableTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
         self._steps_of_best, self.stop = None, ALL_DONE
+        self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
+        self.skip_reason = ""
         self.pair.discard()  # what an earlier run was broken off in
         self.watch.passes.clear()
         self._early_ends.discard()
@@ -464,8 +468,11 @@ class UnlearnTrainer(ResumableTrainer):
             return set_figures(found)
         prefix, step = metric_key_prefix, self.state.global_step
         evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_loss" in e]
+        best = self._steps_of_best
+        if self.controller is not None and self.controller.ended:
+            best = self.controller.steps_of_best
         # evaluated before the run was resumed; or those of other weights, not the last step's
-        is_known = step in evaluated or self._steps_of_best is not None
+        is_known = step in evaluated or best not in (None, step)
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
             broadcast([one for module in self._batchnorms for one in module.buffers()])
