@@ -1,6 +1,7 @@
 """Attacks: what they measure, what they leave alone, and the verdict."""
 
 import math
+import re
 import sys
 from dataclasses import replace
 
@@ -213,6 +214,7 @@ def result_of(kind, **curves):
         ("text", {"unlearned": (5.3, 4.0)}, None),
         ("text", {"unlearned": (5.3, 4.0), "original": (1.8, 1.8)}, False),
         ("text", {"unlearned": (5.3, 5.0), "original": (1.8, 1.8)}, True),
+        ("text", {"unlearned": (5.3, 5.7), "original": (1.8, 1.8)}, True),
         ("text", {"unlearned": (5.3, 4.8), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
         ("text", {"unlearned": (5.3, 4.5), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, False),
         ("text", {"unlearned": (20.0, 8.0), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
@@ -223,6 +225,7 @@ def test_the_verdict_follows_its_rule(kind, curves, expected):
     assert lasts(result) is expected
     heads = {True: "It lasts: 20 steps", False: "It does not last: 20 steps"}
     assert sentence(result).startswith(heads.get(expected, "Whether it lasts is open"))
+    assert not re.search(r" -\d", sentence(result)), "nothing is given back, not less"
 
 
 def test_a_text_lasts_if_it_lasts_at_each_step():

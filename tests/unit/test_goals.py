@@ -20,6 +20,7 @@ from hamu.unlearning.goals import (
     goal_lines,
     goal_report,
     has_share,
+    percent,
 )
 from hamu.unlearning.record import goal_figures
 
@@ -167,6 +168,11 @@ def test_a_goal_that_lacks_what_it_compares_with_names_it(sets, kind, message):
     with pytest.raises(HamuError, match="^" + message):
         choose_goal(sets, asked(kind), has_retain_model=False)
     assert choose_goal(sets, asked(None), has_retain_model=False) is None
+
+
+def test_a_share_is_all_or_none_only_if_it_is():
+    shares = (0.0, 0.004, 0.5, 0.996, 1.0)
+    assert [percent(one) for one in shares] == ["0%", "0.4%", "50%", "99.6%", "100%"]
 
 
 def test_figures_show_quantiles_and_the_ten_worst_of_those_that_are_not_forgotten():

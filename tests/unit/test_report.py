@@ -178,7 +178,7 @@ def test_the_verdict_follows_the_records_both_losses_and_the_attacks(
 
 @pytest.mark.parametrize(("auc", "of_retain_model", "records", "is_told"), [
     (0.03, None, 20, True), (0.97, 0.5, 20, True), (0.97, 0.95, 20, False), (0.75, None, 20, False),
-    (0.97, None, 9, False), (None, None, 20, False),
+    (0.97, None, 9, False), (None, None, 20, False), (0.0, 0.0, 20, False),
 ])  # fmt: skip
 def test_the_verdict_says_where_membership_inference_tells_the_records(
     tmp_path, auc, of_retain_model, records, is_told

@@ -22,6 +22,7 @@ from hamu.errors import HamuError
 from hamu.evaluation.attacks import sentence
 from hamu.report import tables
 from hamu.unlearning import jobs
+from hamu.unlearning.goals import percent
 from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN, TYPES
 from hamu.unlearning.jobs.settings import Parser, parser_of
 from hamu.unlearning.record.verify import TOLERANCE
@@ -192,7 +193,7 @@ def _hardness_table(found: Assessment) -> Table:
         for label, key in zip(labels, ("direct_threshold", "stop_threshold"), strict=True):
             interval = sure and getattr(sure.variants[name], key)
             row(f"{label} ({name})", f"{getattr(one, key):+.4g}", interval)
-    often = "" if found.agreement is None else f"in {found.agreement:.0%} of resamples"
+    often = "" if found.agreement is None else f"in {percent(found.agreement)} of resamples"
     table.add_row("regime", hard.regime, often)
     blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]
     row("blocks that are " + ", ".join(REGIMES), ", ".join(map(str, blocks)))

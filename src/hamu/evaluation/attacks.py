@@ -227,8 +227,9 @@ def sentence(result: AttackResult) -> str:
         return f"Whether it lasts is open: {reason}."
     by_model, theirs = result.outcomes[RELEARN_RETAIN], ""
     if RETRAINED in by_model:
-        theirs = f" (a model retrained without them: {_given_back(result, RETRAINED, steps):.0%})"
-    back = f"{_given_back(result, UNLEARNED, steps):.0%}"
+        given = max(0.0, _given_back(result, RETRAINED, steps))
+        theirs = f" (a model retrained without them: {given:.0%})"
+    back = f"{max(0.0, _given_back(result, UNLEARNED, steps)):.0%}"
     what = f"give back {back} of what the loss on the forgotten records had risen"
     if result.kind == "image":
         start = f"{by_model[UNLEARNED].mean('recognised', 0):.0%}"

@@ -103,7 +103,7 @@ def _told_apart(after: Mapping[str, Any]) -> str:
     """
     theirs = (after.get("retain_model") or {}).get("membership_inference") or {}
     found = {
-        name: auc - (theirs.get(name) or 0.5)
+        name: auc - (0.5 if theirs.get(name) is None else theirs[name])
         for name, auc in (after.get("membership_inference") or {}).items()
         if name not in ("accuracy", "samples") and auc is not None
     }

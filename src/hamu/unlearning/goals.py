@@ -380,6 +380,12 @@ def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
     )
 
 
+def percent(share: float) -> str:
+    """A measured share, which is 0% or 100% only if it is exactly that."""
+    rounded = f"{share:.0%}"
+    return f"{share:.1%}" if rounded in ("0%", "100%") and share not in (0.0, 1.0) else rounded
+
+
 def share_in_words(share: float) -> str:
     """A share as it was given: "95%", or "99.9%"."""
     return f"{100 * share:.6g}%"

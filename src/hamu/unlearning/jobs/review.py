@@ -109,8 +109,6 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
 def _observed(sources: NamedSources, most: int, answers: int, console: Console) -> Any:
     """What both models say about the data, one after the other."""
     sources.check_unchanged()
-    limit = sources.task.limit("retain")
-    most = most if limit is None else min(most, limit)
     if isinstance(sources.task, TextTask):
         return _texts(sources, most, answers, console)
     return _images(sources, most, console)

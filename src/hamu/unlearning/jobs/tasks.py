@@ -297,12 +297,12 @@ class Task(ABC):
         *,
         only: Collection[str] = ("retain", "forget", "test"),
     ) -> tuple[Any, Figures]:
-        """A saved model, and its predictions for each set: for `most` records, else `limit`."""
+        """A saved model, and its predictions for each set: for `most` records, and `limit`."""
         model, found = self.on_device(self.load_model(source, base)), {}
         for name, data in self.fitted_problem(model, problem).sets().items():
             if name in only:
-                count = self.limit(name) if most is None else most
-                some = forget_sets.subset(data, count, self.args.seed)
+                limits = [one for one in (most, self.limit(name)) if one is not None]
+                some = forget_sets.subset(data, min(limits, default=None), self.args.seed)
                 found[name] = self.predict(model, some)
         return model, found
 

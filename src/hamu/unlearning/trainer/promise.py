@@ -23,6 +23,7 @@ from hamu.core.forward import buffers_kept, rounds_to_tf32, without_autocast, wi
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
 from hamu.core.pair import PairedGradients, PairStep
+from hamu.unlearning.goals import percent
 from hamu.unlearning.trainer.config import UnlearnConfig
 
 KEPT = 0.95  # of the demand
@@ -147,7 +148,7 @@ def kept_in_words(summary: dict[str, Any]) -> str:
     steps = f"of {checked:,} checked {'step' if checked == 1 else 'steps'}"
     if kept is None:
         return f"{steps} none had a demand above rounding"
-    realised = f"{kept:.0%} realised at least {KEPT:.0%} of"
+    realised = f"{percent(kept)} realised at least {KEPT:.0%} of"
     clamped = summary.get("clamped", 0)  # older records lack it
     times = "1 time" if clamped == 1 else f"{clamped:,} times"
     cut = f" ({times} cut to what is possible)" if clamped else ""
