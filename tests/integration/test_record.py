@@ -194,7 +194,7 @@ TAMPERED = [
       *map(is_recorded, ("forget", "retain", "test"))}),
     (tamper_with_steps_hardness_a_setting_and_what_was_read,
      {"steps.jsonl has the steps recorded", "steps.jsonl has the hardness recorded",
-      "record.json and config.yaml name the same settings",
+      "record.json and config.yaml agree on the settings given",
       "record.json and inputs.json name the same data and models", is_as_left("inputs.json"), EVALUATED, READABLE}),
     (tamper_with_figures_wherever_they_stand,
      {FIGURES_AFTER, FORGOTTEN, is_as_left("evaluation.json"), READABLE, STATED}),

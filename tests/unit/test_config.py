@@ -69,6 +69,7 @@ def test_training_and_unlearning_refuse(settings, message):
             {"fp16": True, "use_cpu": True},
             "fp16 needs a GPU: on a CPU training would be in float32",
         ),
+        ({"max_steps": 0}, "max_steps 0 takes no step; leave it out, or give at least 1"),
         ({"save_only_model": True}, "save_only_model True has no place in unlearning; leave it"),
         ({"optim": "lomo"}, "lomo steps within a backward pass, before two gradients"),
         ({"optim": "schedule_free_sgd"}, "schedule_free_sgd changes the weights between steps"),

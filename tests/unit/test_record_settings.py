@@ -74,7 +74,10 @@ def test_the_schemas_use_no_other_keyword_and_the_record_is_described_to_its_end
 
 def test_a_model_card_names_counts_and_figures_but_no_place(tmp_path):
     reports = {
-        "after": {"forget": {"loss": 9.5, "accuracy": 0.0}, "membership_inference": {"auc": 0.034}},
+        "after": {
+            "forget": {"loss": 9.5, "accuracy": 0.0, "samples": 5},
+            "membership_inference": {"auc": 0.034},
+        },
         "before": {"membership_inference": {"loss": 0.99, "zlib": 0.9}},  # of texts
         "retrained": {"membership_inference": None},
     }
@@ -82,7 +85,7 @@ def test_a_model_card_names_counts_and_figures_but_no_place(tmp_path):
         tmp_path, base="/home/jane/original", method="ga", forget_records=7, reports=reports
     )
     card = (tmp_path / "README.md").read_text()
-    for said in ("machine-unlearning", "7 records", "`original`", "`ga`", "| forget | 9.5 | 0 |",
+    for said in ("machine-unlearning", "7 records", "`original`", "`ga`", "| forget | 5 | 9.5 | 0 |",
                  "without a certificate", "AUC: 0.03 after, 0.99 before. At 0.5"):  # fmt: skip
         assert said in card
     assert "jane" not in card

@@ -166,6 +166,8 @@ def test_texts_are_told_from_images(tmp_path):
     pictures = [{"image": {"bytes": b"1", "path": "1.png"}, "label": 0, "text": "a"}]
     for number, images in enumerate((pictures, [{"image": "1.png", "label": 0}])):
         assert not is_text(saved(tmp_path / f"{number}.parquet", images))
+    with_bytes = [{"question": "Who?", "answer": "Ada.", "key": b"1"}]
+    assert is_text(saved(tmp_path / "keys.parquet", with_bytes))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     for other in ("broken.parquet", "missing.parquet", "."):
         assert not is_text(str(tmp_path / other))

@@ -214,6 +214,7 @@ def keep_freed_memory() -> None:
 
 def _quiet() -> None:
     """Keep other libraries' bars and notices off the screen; errors stay."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns when it is imported
     import datasets
     import transformers
     from PIL import Image

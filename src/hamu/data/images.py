@@ -26,8 +26,9 @@ _SUFFIXES = {
 _OF_SPLITS = (".parquet", ".npz")
 _MOST_CLASSES = 100_000
 _Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
+IMAGE_COLUMNS = ("image", "img", "images", "pixel_values", "x")
 _COLUMNS = {
-    "image": ("image", "img", "images", "pixel_values", "x"),
+    "image": IMAGE_COLUMNS,
     "label": ("label", "labels", "fine_label", "y"),
 }
 

@@ -212,8 +212,11 @@ def is_text(source: str) -> bool:
         schema = parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError):  # a damaged file is reported when it is read
         return False
-    has_bytes = any("binary" in str(kind) for kind in schema.types)  # as images are
-    return not has_bytes and any({*shape} - {""} <= {*schema.names} for shape in _SHAPES)
+    has_images = any(
+        name in images.IMAGE_COLUMNS and "binary" in str(kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    )
+    return not has_images and any({*shape} - {""} <= {*schema.names} for shape in _SHAPES)
 
 
 def has_test_split(source: str) -> bool:

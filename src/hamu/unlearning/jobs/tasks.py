@@ -65,6 +65,8 @@ def task_name(data: DataOptions) -> str:
     """The task that --task names, or that the data's name shows: "image" or "text"."""
     if data.task == "auto":
         named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
+        if data.image_column is not None or data.label_column is not None:
+            return "image"
         has_columns = data.prompt_column is not None or data.answer_column is not None
         return "text" if has_columns or any(map(text.is_text, named)) else "image"
     if data.task not in ("image", "text"):

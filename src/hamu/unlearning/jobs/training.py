@@ -207,6 +207,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         bar = ProgressBar(console, args.method)
         known = reference and reference["forget"]
         trainer = quiet_trainer(model, problem, args, [log, bar], task.collator, known)
+        args.max_steps = trainer.args.max_steps  # for the record
         log.trainer, trainer.before_saving = trainer, log.save
         trainer.beside_model = task.beside_model()
         with bar, kept_open(trainer):

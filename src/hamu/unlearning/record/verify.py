@@ -128,7 +128,7 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     for name, digest in found["files"].items():
         yield f"{name} is as the run left it", digest, partial(_digest, run / name)
     own = {"method": found["method"], "seed": found["seed"]}
-    said = "record.json and config.yaml name the same settings"
+    said = "record.json and config.yaml agree on the settings given"
     yield said, found["settings"], lambda: sources.settings | own
     models = found["models"]
     read = {f"{side} set": found[f"{side}_set"] for side in SETS}

@@ -135,6 +135,7 @@ class TrainConfig(TrainingArguments):
             value, least = getattr(self, name, None), "0 or more" if name in _REST else "positive"
             is_in_range = value is None or 0 < value <= _LARGEST or (name in _REST and value == 0)
             _check(is_in_range, f"{name} {value} must be {least}, and finite in float32")
+        _check(self.max_steps != 0, "max_steps 0 takes no step; leave it out, or give at least 1")
         _check(not self.remove_unused_columns, "remove_unused_columns: collators do; leave it out")
         for name in ("seed", "data_seed"):
             value = getattr(self, name)
