@@ -263,7 +263,7 @@ def test_accumulation_looks_ahead_once_a_step(model, trainer_of, whole_class, mo
     lasting = {"lasting": True, "lookahead_steps": 6, "max_steps": 8}
     trainer = by_goal(trainer_of, model, whole_class, **lasting, **parts)
     assert starts == [[16] * 4] * 8
-    assert trainer.steps_taken == 4
+    assert trainer.steps_taken == 8
     assert trainer.lookahead.cycles >= 1
 
 
