@@ -4,8 +4,6 @@ A message names the value, the expectation and the way out. The command line pri
 alone and exits with code 2.
 """
 
-from __future__ import annotations
-
 import difflib
 import signal
 import threading

@@ -4,8 +4,6 @@ names, JSON, digests, and writing that is whole or not there.
 Whatever is written beside its place has the name of the place with a dot before it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """a·g_r + b·g_f, tensor by tensor, in the memory of one of the two; and the offload of one side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Forward passes: calling a model, evaluation mode, precision, and the model before unlearning."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress

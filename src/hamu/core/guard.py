@@ -10,8 +10,6 @@ with + for HAMU-Q (g_c = g_f) and - for HAMU-U (g_c = g_r). It costs a copy of t
 parameters, until the next step or `release`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

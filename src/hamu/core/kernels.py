@@ -5,8 +5,6 @@ the same `Table`. PyTorch brings Triton along where it has CUDA or ROCm; without
 devices, `gram_meter` and `combine` use torch.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Gradients are kept by pointer, and the combine writes into the retain side's mem
 near-collinear or extreme gradients of large tensors need sums in float64).
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

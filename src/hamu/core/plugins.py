@@ -1,7 +1,5 @@
 """Classes that other packages add through entry points."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Container
 from functools import cache

@@ -28,8 +28,6 @@ left out.
 Leaving out one part at a time (the jackknife) gives the standard error of what follows from them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields

@@ -9,8 +9,6 @@ counts is not what the model has lost, but what it does not find again.
 To first order (Nichol et al. 2018): the gradient that is found ahead is applied at w.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ A hidden file marks a folder that HAMU has written; nothing is removed from any 
 processes the main one writes.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -16,8 +16,6 @@ process ever holds two gradients, at the traffic of plain data-parallel training
 Over d numbers and W processes each sends (1 - 2/W)·d + d/W + (1 - 1/W)·d = 2(W-1)/W·d.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

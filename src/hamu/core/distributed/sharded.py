@@ -1,7 +1,5 @@
 """Models sharded by PyTorch's `fully_shard` (FSDP2): sharding, gathering, and the layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

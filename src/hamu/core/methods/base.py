@@ -10,8 +10,6 @@ made. Below 1, any step that meets this demand raises the other loss, if the obj
 conflict at all; a smaller demand may still be free (`ConstraintStatus.some_demand_is_free`).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections import deque

@@ -4,8 +4,6 @@ A forget objective is always to be raised, so its weight is negative; the two de
 and -g_f, and κ = g_r·g_f > 0 is a conflict between them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -3,8 +3,6 @@
 One dataclass serves the Python API, the command line and YAML.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any

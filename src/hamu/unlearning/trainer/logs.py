@@ -1,7 +1,5 @@
 """Outputs of a run: step and layer logs, lines and bars on the screen, trackers."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -4,8 +4,6 @@ A check repeats the forward passes of a step at the weights after it, with the s
 `CheckSchedule` decides which steps are checked.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

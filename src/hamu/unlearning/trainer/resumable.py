@@ -14,8 +14,6 @@ transformers writes into a staging folder; `Checkpoints` adds the manifest and r
 processes, sharded or not, write what one writes, so a run resumes in any number and any layout.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

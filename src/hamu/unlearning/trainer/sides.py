@@ -1,7 +1,5 @@
 """Losses of a run: of both sides in a step, with early ends, and of each set in an evaluation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext

@@ -5,8 +5,6 @@ checkpoints, callbacks); a step differs in three places: two batches are counted
 gradients are collected apart, and the combined one is what the optimizer sees.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping
