@@ -46,6 +46,16 @@ def test_a_record_at_its_limit_gives_no_gradient_and_one_below_does(dim):
     assert found[1].any()
 
 
+def test_a_masked_record_takes_no_token_of_another():
+    """There are as many tokens scored as records."""
+    logits, labels = two_classes([1.0, -2.0])
+    logits, labels = logits[:, None].repeat(1, 3, 1), torch.tensor([[-100] * 3, [-100, 0, 0]])
+    found = gradient(logits, labels, [[0.1, FREE], [1.0, FREE]])
+    alone = gradient(logits[1:], labels[1:], [[1.0, FREE]])
+    assert not found[0].any()
+    assert torch.equal(found[1:], alone)
+
+
 def test_a_record_that_the_model_is_sure_of_weighs_as_much_as_another():
     """Its cross-entropy in float32 is exactly 0, and so is the gradient of that."""
     found = gradient(*two_classes([-40.0, -1.0]), [[3.0, FREE]] * 2)

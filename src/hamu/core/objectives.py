@@ -298,11 +298,10 @@ def _record_log_odds(scored: Scored) -> Tensor:
     logits, labels = _wide(scored.logits), scored.labels[:, None]
     others = logits.scatter(1, labels, -math.inf).logsumexp(1)
     odds = others - logits.gather(1, labels)[:, 0]
-    if len(odds) == scored.records:
-        return odds
-    counts = scored.per_record(torch.ones_like(odds)).clamp(min=1)
-    mean = scored.per_record(loss_at(odds)) / counts
-    return log_odds(mean + (1e-6 - mean).clamp(min=0).detach())  # clamp has no gradient below
+    counts = scored.per_record(torch.ones_like(odds))
+    mean = scored.per_record(loss_at(odds)) / counts.clamp(min=1)
+    of_mean = log_odds(mean + (1e-6 - mean).clamp(min=0).detach())  # clamp has no gradient below
+    return torch.where(counts == 1, scored.per_record(odds), of_mean)
 
 
 _OURS: tuple[type[Objective], ...] = (
