@@ -297,21 +297,21 @@ def test_a_callback_ends_a_run_though_another_state_is_the_best(model, trainer_o
     assert (trainer.stop.kind, "of step" in trainer.stop.text) == ("other", True)
 
 
-def test_a_configuration_serves_a_second_trainer_and_a_trainer_a_second_run(
-    model, problem, tmp_path
-):
+def test_a_trainer_leaves_its_configuration_as_it_was(model, problem, tmp_path):
     goal = {"auto": True, "goal": "loss", "target_forget_loss": 2.0}
     args = UnlearnConfig(output_dir=str(tmp_path / "run"), disable_tqdm=True, **goal)
     before, data = str(args), {"forget_dataset": problem.forget}
     trainer = UnlearnTrainer(model, args, retain_dataset=problem.retain, **data)
     assert trainer.args.max_steps > 0
-    assert str(args) == before, "what depends on the data is not settled in it"
+    assert str(args) == before, "what depends on the data is settled in a copy"
 
 
 def test_a_second_run_counts_its_own_steps(model, trained):
-    trainer = trained(model)
+    trainer = trained(model, eval_on_start=True, check_steps=1)
+    first = trainer.start_predictions["retain"].losses
     trainer.train()
-    assert trainer.steps_taken == trainer.state.global_step == 3
+    assert trainer.steps_taken == trainer.state.global_step == trainer.promise["checked"] == 3
+    assert not torch.equal(trainer.start_predictions["retain"].losses, first)
 
 
 @pytest.mark.parametrize("label", [-100, 10])

@@ -171,8 +171,9 @@ def test_a_goal_that_lacks_what_it_compares_with_names_it(sets, kind, message):
 
 
 def test_a_share_is_all_or_none_only_if_it_is():
-    shares = (0.0, 0.004, 0.5, 0.996, 1.0)
-    assert [percent(one) for one in shares] == ["0%", "0.4%", "50%", "99.6%", "100%"]
+    shares = (0.0, 1e-5, 0.004, 0.5, 0.996, 0.99999, 1.0)
+    words = ["0%", "0.1%", "0.4%", "50%", "99.6%", "99.9%", "100%"]
+    assert [percent(one) for one in shares] == words
 
 
 def test_figures_show_quantiles_and_the_ten_worst_of_those_that_are_not_forgotten():

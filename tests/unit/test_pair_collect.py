@@ -182,10 +182,11 @@ def test_blocks_of_a_model_in_ddp_are_named_as_those_of_the_model(tmp_path):
     store, model = f"file://{tmp_path / 'store'}", nn.Linear(3, 2)
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
-        wrapped = PairedGradients(nn.parallel.DistributedDataParallel(model), HamuQ())
+        parallel = nn.parallel.DistributedDataParallel(model)
+        pairs = [PairedGradients(m, HamuQ()) for m in (parallel, torch.compile(parallel), model)]
     finally:
         torch.distributed.destroy_process_group()
-    assert wrapped.names == PairedGradients(model, HamuQ()).names == ["weight", "bias"]
+    assert [pair.names for pair in pairs] == [["weight", "bias"]] * 3
 
 
 def vector(*values):

@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,17 +20,21 @@ from report_examples import (
 )
 from rich.console import Console
 
+from hamu import HamuError
 from hamu.assess import frontier
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU
+from hamu.data import forget_class, read_images
+from hamu.data.forget_sets import subset
 from hamu.evaluation import AttackResult, Predictions
 from hamu.evaluation.attacks import QUANTIZE, RELEARN_RETAIN, RETRAINED, UNLEARNED, Outcome
 from hamu.report import pictures
 from hamu.report.charts import step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict
 from hamu.report.pictures import STYLES, draw_trajectories, looks_of
-from hamu.report.run import read_run, run_folders, told_apart
+from hamu.report.run import ROLES, read_run, run_folders, told_apart
 from hamu.report.tables import ReportTables, further_table, report_table
+from hamu.unlearning.jobs import review
 
 LASTING = {"lasts": True, "verdict": "It lasts: so.", "kind": "image", "outcomes": {}}
 LASTING |= {"skipped": {}, "records": {"forget": 20, "measured": 20}, "settings": {}}
@@ -438,3 +443,24 @@ def test_tables_keep_whole_headings_on_eighty_columns_and_explain_what_they_show
     assert all(one in shown for one in ("1.234e-05", "123,456", "probability"))
     assert "PrivLeak" in further_table(both).caption
     assert "PrivLeak" not in further_table({"before": report}).caption
+
+
+def test_pictures_are_of_the_records_that_the_run_has_measured():
+    problem = forget_class(read_images("digits"), None, 3)
+    measured, labels = subset(problem.forget, 10, 42), torch.full((10,), 3)
+    before, after = torch.zeros(10, 10), torch.zeros(10, 10)
+    after[7, 3] = 5.0  # of the eighth of them
+    found = {
+        role: {"forget": Predictions(one, labels)}
+        for role, one in zip(ROLES, (before, after), strict=True)
+    }
+
+    def fitted_problem(model, problem):
+        raise HamuError("no embedding")
+
+    args = SimpleNamespace(seed=42, eval_batch_size=1)
+    task = SimpleNamespace(args=args, fitted_problem=fitted_problem)
+    loaded = lambda role, most: (None, found[role])  # noqa: E731
+    sources = SimpleNamespace(task=task, problem=problem, loaded=loaded)
+    seen = review._images(sources, 200, Console(quiet=True))
+    assert seen.pictures["changed most"].rows[0] == measured.rows[7]

@@ -127,9 +127,10 @@ def combine_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Trainable parameters with their names, those of a compiled model, or one in
-    DistributedDataParallel, as without; a HamuError if there are none.
+    """Trainable parameters by name, without the prefixes of torch.compile and
+    DistributedDataParallel; a HamuError if there are none.
     """
+    model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, DistributedDataParallel) else model
     named = ((name.replace("_orig_mod.", ""), p) for name, p in model.named_parameters())
     found = [(name, p) for name, p in named if p.requires_grad]

@@ -42,9 +42,9 @@ from hamu.core.methods.base import Method
 
 GROUPS = 4
 SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
-# Of a matrix of so many times as many rows as columns, as embeddings are, so many entries of each
-# row, but at most one in so many of all
-_TALL, _OF_A_ROW, _ONE_IN = 8, 4, 32
+# A matrix with so many times as many rows as columns, as most embeddings have, gives so many
+# entries a row, but at most one in so many of all
+_TALL, _OF_A_ROW, _ONE_IN = 7, 4, 32
 FEWEST = 6  # steps before an estimate is used
 _SETTLING = 0.4  # half-lives
 _DOUBTFUL = 0.2  # standard error of the headroom beyond which nothing is concluded

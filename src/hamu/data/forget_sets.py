@@ -210,7 +210,9 @@ def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None
 
 
 def subset(data: Any, most: int | None, seed: int) -> Any:
-    """Return the records of `draw_positions`; the data set itself if these are all."""
+    """Return the records of `draw_positions`: all in the data set itself, some of a set of HAMU's
+    in one of its kind, of others in a `Subset`.
+    """
     positions = draw_positions(len(data), most, seed)
     if positions is None:
         return data

@@ -382,8 +382,9 @@ def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
 
 def percent(share: float) -> str:
     """A measured share, which is 0% or 100% only if it is exactly that."""
-    rounded = f"{share:.0%}"
-    return f"{share:.1%}" if rounded in ("0%", "100%") and share not in (0.0, 1.0) else rounded
+    if share in (0.0, 1.0) or 0.005 < share < 0.995:
+        return f"{share:.0%}"
+    return f"{min(0.999, max(0.001, share)):.1%}"
 
 
 def share_in_words(share: float) -> str:

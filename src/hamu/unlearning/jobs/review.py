@@ -127,7 +127,7 @@ def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObs
             }
         except HamuError as error:
             refused = str(error)
-    chosen = draw_positions(len(problem.forget), most, seed)
+    chosen = draw_positions(len(problem.forget), len(predictions["before"]["forget"].labels), seed)
     pictures = {  # no more than is shown: a report may be of many runs
         title: problem.forget.select(places if chosen is None else [chosen[p] for p in places])
         for title, places in seen.most_and_least_changed(predictions).items()
@@ -158,7 +158,8 @@ def _texts(sources: NamedSources, most: int, count: int, console: Console) -> se
             answers[name][role] = task.answers_of(model, data)
     found = {name: seen.answered(data, answers[name]) for name, data in prompts.items()}
     why = "plain text has no prompt" if count else "--answers 0 leaves them out"
-    texts = {name: task.some_records(data, most) for name, data in sets.items()}
+    read = {name: one.records for name, one in predictions["before"].items()}
+    texts = {name: task.some_records(sets[name], count) for name, count in read.items()}
     return seen.TextObservations(predictions, texts, found, "" if found else why)
 
 

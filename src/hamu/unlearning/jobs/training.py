@@ -133,6 +133,7 @@ def _train(task: Task, folder: RunFolder) -> Trained:
     check_finite("training", first_not_finite_loss(figures), args.learning_rate)
     begin_folder()
     report = {n: {f: figures[f"{n}_{f}"] for f in ("loss", "accuracy")} for n in known}
+    report = {n: found | {"samples": len(known[n])} for n, found in report.items()}
     failure = _save(task, folder, model, base=start, reports={"": report})
     folder.write_json(EVALUATION, figures)
     return Trained(folder.path, figures, merge_failure=failure)

@@ -60,10 +60,13 @@ class StepLog(TrainerCallback):
         """Remove the lines of steps after the checkpoint: a resumed run takes them once more."""
         self._every = layer_interval(args, state, len(self.trainer.pair.block_names))
         if self._resume and is_main():
-            self._go_on(state.global_step, [e["step"] for e in state.log_history if "taken" in e])
+            logged: Sequence[int] = [e["step"] for e in state.log_history if "taken" in e]
+            if args.logging_strategy == IntervalStrategy.STEPS:  # the history forgets the first
+                logged = range(state.logging_steps, state.global_step + 1, state.logging_steps)
+            self._go_on(state.global_step, logged)
 
     def _go_on(self, step: int, logged: Sequence[int]) -> None:
-        """Check that the lines of all steps logged up to the checkpoint are there; drop others."""
+        """Check that the lines of these steps are there, and drop those of later ones."""
         in_layers = bool(logged) + sum(one % self._every == 0 for one in logged)
         for log, wanted in ((STEPS, len(logged)), (LAYERS, in_layers)):
             kept = self._folder.keep_lines(log, lambda line: line["step"] <= step)

@@ -48,7 +48,7 @@ from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, AnyPredictions, StopR
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.trainer.config import UnlearnConfig
 from hamu.unlearning.trainer.logs import silence
-from hamu.unlearning.trainer.promise import StepWatch
+from hamu.unlearning.trainer.promise import PromiseRecord, StepWatch
 from hamu.unlearning.trainer.resumable import ResumableTrainer, run_state_of, set_up_layers
 from hamu.unlearning.trainer.sides import (
     EarlyEnds,
@@ -185,7 +185,9 @@ class UnlearnTrainer(ResumableTrainer):
         """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
         self._steps_of_best, self.stop = None, ALL_DONE
         self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
-        self.skip_reason = ""
+        self.skip_reason, self.watch.record = "", PromiseRecord()
+        if self.state.global_step:  # of an earlier run
+            self.start_predictions, self.predictions = {}, {}
         self.pair.discard()  # what an earlier run was broken off in
         self.watch.passes.clear()
         self._early_ends.discard()
@@ -470,7 +472,7 @@ class UnlearnTrainer(ResumableTrainer):
         if self.controller is not None and self.controller.ended:
             best = self.controller.steps_of_best
         # evaluated before the run was resumed; or those of other weights, not the last step's
-        is_known = step in evaluated or best not in (None, step)
+        is_known = step in evaluated or best not in (None, self.steps_taken)
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
             broadcast([one for module in self._batchnorms for one in module.buffers()])
