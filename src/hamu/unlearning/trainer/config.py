@@ -143,21 +143,7 @@ class TrainConfig(TrainingArguments):
             self.save_strategy != "best" or has_metric,
             "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model",
         )
-        # accelerate launch bypasses settings and record
-        launched = map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
-        told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-        own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
-        _check(
-            not (self.fsdp or self.deepspeed or any(launched)),
-            "two gradients have to meet before they are combined, so unlearning shards the model "
-            "itself, with --shard, and training does not; leave out --fsdp and --deepspeed, and "
-            "--use_fsdp and --use_deepspeed of accelerate launch",
-        )
-        _check(
-            told in ("no", own),
-            f"accelerate launch was given --mixed_precision {told}, but the run's own precision is "
-            f"{own}; leave it out there, and give the run --bf16 or --fp16",
-        )
+        self._check_launcher()
         # transformers refuses bf16 else; Apple's accelerator has no float64, as every Gram needs
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         if not self.use_cpu and str(torch.accelerator.current_accelerator()) == "mps":
@@ -189,6 +175,23 @@ class TrainConfig(TrainingArguments):
             self._n_gpu = 1
         # transformers adds one by itself where its environment has another
         self.report_to = trackers  # type: ignore[assignment]
+
+    def _check_launcher(self) -> None:
+        """Check what accelerate launch was given, which bypasses settings and record."""
+        launched = map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
+        told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+        own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
+        _check(
+            not (self.fsdp or self.deepspeed or any(launched)),
+            "two gradients have to meet before they are combined, so unlearning shards the model "
+            "itself, with --shard, and training does not; leave out --fsdp and --deepspeed, and "
+            "--use_fsdp and --use_deepspeed of accelerate launch",
+        )
+        _check(
+            told in ("no", own),
+            f"accelerate launch was given --mixed_precision {told}, but the run's own precision is "
+            f"{own}; leave it out there, and give the run --bf16 or --fp16",
+        )
 
     def settle_batch_sizes(self, *, is_text: bool) -> None:
         """Set the batch sizes that were not given."""

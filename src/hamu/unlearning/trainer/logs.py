@@ -62,7 +62,8 @@ class StepLog(TrainerCallback):
         if self._resume and is_main():
             logged: Sequence[int] = [e["step"] for e in state.log_history if "taken" in e]
             if args.logging_strategy == IntervalStrategy.STEPS:  # the history forgets the first
-                logged = range(state.logging_steps, state.global_step + 1, state.logging_steps)
+                every = int(state.logging_steps)
+                logged = range(every, state.global_step + 1, every)
             self._go_on(state.global_step, logged)
 
     def _go_on(self, step: int, logged: Sequence[int]) -> None:
