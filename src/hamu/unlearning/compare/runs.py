@@ -26,7 +26,6 @@ from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.run_folder import RunFolder
 
 Row = dict[str, Any]
-_FAILED: Row = {"failed": "it has not ended"}
 METRIC = "metrics."  # prefix of further metrics in a row
 _SHARED = ("setting", "method", "constraint", "forget_weight", "learning_rate", "forget_records")
 _AVERAGED = (
@@ -351,9 +350,11 @@ class Runs:
         """
         found = {name: self._rows[name] for name in self._plans if name in self._rows}
         for plan in self._plans.values():
-            if plan.state_of is not None and not found.get(plan.name, _FAILED)["failed"]:
-                back = found.pop(plan.name).get("relearned")
-                found[plan.state_of] = {**found[plan.state_of], "relearned": back}
+            state = found.get(plan.name)
+            if plan.state_of is not None and state is not None and not state["failed"]:
+                del found[plan.name]
+                back = {"relearned": state.get("relearned")}
+                found[plan.state_of] = {**found[plan.state_of], **back}
         return [*found.values()]
 
     def folders(self) -> dict[str, Path]:
