@@ -11,10 +11,10 @@ common.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from itertools import chain, repeat
+from itertools import chain, repeat, zip_longest
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _KNOWN = 16  # sets of large tensors whose sums are prepared
+_IN_ONE_SUM = 1 << 19  # elements, at most, of a CPU's float32 sum
 _COARSE_COS_SQ = 1.0 - 0.15**2  # float32 sums are off by up to 1e-5, a thousandth of sin²θ
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
 
@@ -215,7 +216,12 @@ def _gram_of_large(
     def product(x: Tensor | None, y: Tensor | None) -> Tensor:
         return torch.zeros((), device=device) if x is None or y is None else dot(x, y)
 
-    pieces = _pieces(device, wide, retain, forget)
+    if dot is torch.dot and device.type == "cpu" and all(g.dtype == wide for g in grads):
+        pieces: Iterable[Sequence[Tensor | None]] = zip_longest(
+            *(() if g is None else torch.split(g.view(-1), _IN_ONE_SUM) for g in (retain, forget))
+        )
+    else:
+        pieces = _pieces(device, wide, retain, forget)
     return [one for r, f in pieces for one in _gram_matrix(product, r, f)]
 
 
