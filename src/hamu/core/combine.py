@@ -49,8 +49,8 @@ def combine_all(
             group = _combine_group(few, others, [(a[n], b[n]) for n in numbers], is_kept)
             for number, tensor in zip(numbers, group, strict=True):
                 written[number], retain[number], forget[number] = tensor, None, None
-    both = zip(drained(retain), drained(forget), strict=True)
-    for number, (r, f) in enumerate(both):
+    for number in reversed(range(len(parts))):  # those measured last are in the cache
+        r, f, retain[number], forget[number] = retain[number], forget[number], None, None
         if written[number] is None:
             written[number] = combined(r, f, a[number], b[number], parts[number])
     return written
