@@ -6,13 +6,13 @@ batch, so products of the gradients of *different* steps are free of it: g_s·g_
 without bias, for a batch of one record too.
 
 No gradient is kept for that, but a sample of each tensor's entries, evenly spaced; of embeddings a
-larger one, for the rows of a few tokens hold most of their gradient. The expected gradient moves
-with the weights; its latest value is the end of a line through the samples of all steps, by least
-squares with weights that fall with age (Brown 1963, double exponential smoothing). Few steps do not
-show a slope: a ridge (Hoerl and Kennard 1970) shrinks it by half where they span `_SETTLING`
-half-lives. That is a mean with weights w_t, some of them negative, which each side keeps in
-`GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts contain only
-products of different steps:
+few neighbours in each row, for the rows of a few tokens hold most of their gradient. The expected
+gradient moves with the weights; its latest value is the end of a line through the samples of all
+steps, by least squares with weights that fall with age (Brown 1963, double exponential smoothing).
+Few steps do not show a slope: a ridge (Hoerl and Kennard 1970) shrinks it by half where they span
+`_SETTLING` half-lives. That is a mean with weights w_t, some of them negative, which each side
+keeps in `GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts contain
+only products of different steps:
 
     ‖E g_r‖²        mean of A_k·A_l over k ≠ l            A_k, B_m: parts of g_r and g_f
     E g_r·E g_f     mean of A_k·B_m                       both batches are drawn independently
@@ -29,10 +29,11 @@ Leaving out one part at a time (the jackknife) gives the standard error of what 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from itertools import count
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ from hamu.core.methods.base import Method
 GROUPS = 4
 SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
 # A matrix with so many times as many rows as columns, as most embeddings have, gives so many
-# entries a row, but at most one in so many of all
+# neighbours a row (they share a line of the cache), but at most one entry in so many of all
 _TALL, _OF_A_ROW, _ONE_IN = 7, 4, 32
 FEWEST = 6  # steps before an estimate is used
 _SETTLING = 0.4  # half-lives
@@ -51,6 +52,7 @@ _DOUBTFUL = 0.2  # standard error of the headroom beyond which nothing is conclu
 _CAUTION = 0.5  # standard errors added to the headroom: of many estimates the lowest decides
 _ROUNDING = 1e-9  # of a pass
 _PER_HALF_LIFE = 16  # estimates in a half-life: they delay a stop by half their distance
+_ANEW = 64  # steps, at most, until times are counted anew, for float32's digits and range
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def judged(headroom: float, error: float) -> float:
     return headroom + _CAUTION * error if error <= _DOUBTFUL else math.inf
 
 
+_KINDS = tuple(get_type_hints(PopulationStatus).values())
 _READ = tuple(one.name for one in fields(PopulationStatus))[2:]  # but the headroom and its error
 
 
@@ -114,20 +117,27 @@ class Population:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
         self._ridge = (_SETTLING * half_life) ** 3 / 12.0  # Σ(t - mean t)² of so many steps
+        samples = [_Sample.of(p) for p in parameters]
+        self._whole = [n for n, one in enumerate(samples) if one.apart == 1]
+        # the Gram is measured before, its last tensors are in the cache
+        self._large = {n: one for n, one in reversed([*enumerate(samples)]) if one.apart > 1}
+        order = (*self._whole, *self._large)  # of the entries
         self._shapes = [_dense(p) for p in parameters]
-        sizes = [p.numel() for p in parameters]
-        self._strides = [_stride(p) for p in parameters]
-        self._counts = [-(-n // step) for n, step in zip(sizes, self._strides, strict=True)]
-        self._scales = torch.tensor(sizes).double() / torch.tensor(self._counts).clamp(min=1)
-        self._block_of = torch.tensor(block_of)
+        self._counts = [samples[n].entries for n in order]
+        self._block_of = torch.tensor([block_of[n] for n in order])
+        sizes = torch.tensor([parameters[n].numel() for n in order])
+        self._scales = sizes.double() / torch.tensor(self._counts).clamp(min=1)
         self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double()
-        # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²)
+        # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²),
+        # with times and ages from the last time that they began anew
         self._sums = torch.zeros(2, 2, GROUPS, sum(self._counts))
         self._weights = torch.zeros(GROUPS, 3, dtype=torch.float64)
         # of decay^age · (1, time) · squared norm
-        self._squares = torch.zeros(2, 2, blocks, dtype=torch.float64)
-        times = torch.arange(1, self._every + 1, dtype=torch.float64)
-        self._powers = torch.stack([torch.ones_like(times), times, times * times], 1)
+        self._squares = torch.zeros(2, 2 * blocks, dtype=torch.float64)
+        self._anew = min(_ANEW, math.ceil(half_life))
+        times = torch.arange(1, self._anew + 1, dtype=torch.float64)
+        powers = torch.stack([torch.ones_like(times), times, times * times], 1)
+        self._powers = powers * (self._decay**-times)[:, None]
         self._passes = [_Passes(steps) for steps in (*steps_per_pass, 1.0)]
         self._steps = 0
         self.status: PopulationStatus | None = None
@@ -137,6 +147,12 @@ class Population:
         """Move to the model's device."""
         for name in ("_sums", "_weights", "_squares", "_powers"):  # a step adds to these
             setattr(self, name, getattr(self, name).to(device))
+        self._drawn = self._sums.new_empty(2, sum(self._counts))  # of the latest step
+        self._places = []  # of whole tensors
+        for row in self._drawn:
+            shapes = [self._shapes[n] for n in self._whole]
+            parts = zip(torch.split(row, self._counts), shapes, strict=False)
+            self._places.append([part.as_strided(s.shape, s.stride()) for part, s in parts])
 
     def add(
         self,
@@ -146,24 +162,23 @@ class Population:
         unscale: Tensor | None,
     ) -> None:
         """Add the gradients of a step, whose Gram is `gram`; those not finite count nothing."""
-        drawn = self._drawn(retain, forget)
-        squares = torch.stack([gram.retain_sq, gram.forget_sq])
+        squares = torch.cat([gram.retain_sq, gram.forget_sq])
+        is_finite = squares.sum().isfinite()
+        group, time = self._steps % GROUPS, self._steps % self._anew + 1
+        powers = factors = self._powers[time - 1] * is_finite
+        self._weights[group].add_(powers)
         if unscale is not None:
-            drawn, squares = drawn * unscale.float(), squares * unscale * unscale
-        is_finite = gram.is_finite()
-        time = self._steps % self._every + 1
+            squares, factors = squares * unscale * unscale, powers * unscale
+        self._squares.addr_(powers[:2], squares.nan_to_num_(0.0, 0.0, 0.0))
+        for grads, row, places in zip((retain, forget), self._drawn, self._places, strict=True):
+            self._draw(grads, row, places)
+        drawn = self._drawn.nan_to_num_(0.0, 0.0, 0.0)  # times a factor of 0
+        self._sums[:, :, group].addcmul_(factors[:2, None, None].to(drawn.dtype), drawn)
         weight = self._decay**-time
-        sums = self._sums[:, :, self._steps % GROUPS]
-        drawn = torch.where(is_finite, drawn, 0.0)
-        sums[0].add_(drawn, alpha=weight)
-        sums[1].add_(drawn, alpha=weight * time)
-        powers = self._powers[time - 1]
-        self._weights[self._steps % GROUPS] += powers * is_finite * weight
-        self._squares += powers[:2, None, None] * torch.where(is_finite, squares, 0.0) * weight
         for passes in self._passes:
             passes.add(self._steps, time, weight)
         self._steps += 1
-        if time == self._every:
+        if time == self._anew:
             self._start_anew(time)
 
     def _start_anew(self, time: int) -> None:
@@ -171,7 +186,7 @@ class Population:
         faded = self._decay**time
         for sums in (self._sums, self._squares):
             sums[1].sub_(sums[0], alpha=time)
-            sums *= faded
+            sums.mul_(faded)
         self._weights = torch.stack(_shifted(self._weights.unbind(1), time), 1) * faded
         for passes in self._passes:
             passes.start_anew(time, faded)
@@ -187,8 +202,9 @@ class Population:
         `agree` makes them equal on all processes.
         """
         line = self._line(self._weights)
-        ends = (line[0] * self._sums[0] + line[1] * self._sums[1]).flatten(0, 1).double()
-        return {"ends": agree(ends), "weights": self._weights, "squares": self._squares}
+        ends = torch.addcmul(line[0] * self._sums[0], line[1], self._sums[1]).flatten(0, 1)
+        squares = self._squares.view(2, 2, -1)
+        return {"ends": agree(ends), "weights": self._weights, "squares": squares}
 
     def grams(self, sums: Mapping[str, Tensor]) -> tuple[PairGram, Tensor]:
         """Gram from all parts and from all but one, [L, 1 + GROUPS]; and the plain dot, [L].
@@ -197,7 +213,7 @@ class Population:
         """
         line = self._line(sums["weights"])
         ends = torch.split(sums["ends"], self._counts, 1)
-        by_tensor = torch.stack([one @ one.T for one in ends])
+        by_tensor = torch.stack([one @ one.T for one in ends]).double()
         products = by_tensor.new_zeros(sums["squares"].shape[2], *by_tensor.shape[1:])
         products.index_add_(0, self._block_of, by_tensor * self._scales[:, None, None])
         r, f = slice(GROUPS), slice(GROUPS, None)
@@ -208,18 +224,14 @@ class Population:
         noise = self._noise_left(line)
 
         def summed(matrix: Tensor) -> tuple[Tensor, Tensor]:
-            """Sums of the kept columns, [L, J, GROUPS], and of all that is kept, [L, J]."""
+            """Sums of kept columns, [..., L, J, GROUPS], and of all that is kept, [..., L, J]."""
             columns = (kept @ matrix) * kept
-            return columns, columns.sum(2)
+            return columns, columns.sum(-1)
 
         def freed(whole: Tensor, same: Tensor, noise: Tensor) -> Tensor:
             """Mean of all products, less what is left of the noise in those of equal parts."""
             mean = whole / all_pairs
             return mean - noise * (mean - (whole - same) / pairs)
-
-        def squared(own: Tensor, noise: Tensor) -> Tensor:
-            same = own.diagonal(dim1=1, dim2=2) @ kept.T
-            return freed(summed(own)[1], same, noise).clamp(min=0.0)
 
         across = products[:, r, f]
         columns, whole = summed(across)
@@ -231,27 +243,33 @@ class Population:
             freed(same_forget, each, noise[0]),
             noise[1],
         )
-        retain_sq, forget_sq = (
-            squared(products[:, own, own], left) for own, left in zip((r, f), noise, strict=True)
-        )
+        own = torch.stack([products[:, r, r], products[:, f, f]])
+        same = own.diagonal(dim1=2, dim2=3) @ kept.T
+        squares = freed(summed(own)[1], same, noise[:, None, None]).clamp(min=0.0)
+        retain_sq, forget_sq = squares.unbind()
         dot_sq = torch.minimum(dot_sq.clamp(min=0.0), retain_sq * forget_sq)
         dot = whole / all_pairs
         return PairGram(retain_sq, forget_sq, dot_sq.sqrt().copysign(whole)), dot[:, 0]
 
     def _line(self, weights: Tensor) -> Tensor:
         """Multiples of sums and of those times time that give the end of the fitted line, [2]."""
-        ones, times, squares = weights.sum(0)
-        squares = squares + self._ridge
-        both: Tensor = torch.stack([squares, -times]) / (ones * squares - times * times)
+        time = self._steps % self._anew
+        ones, times, squares = _shifted(weights.sum(0).unbind(), time)
+        squares = squares + self._ridge * self._decay**-time
+        both: Tensor = torch.stack([squares + time * times, -times])
+        both /= ones * squares - times * times
         return both
 
     def _noise_left(self, line: Tensor) -> Tensor:
         """Share of the noise of independent draws that the mean of each side has, [2]."""
-        moments = [passes.moments() for passes in self._passes]
-        own = torch.tensor(moments, dtype=torch.float64)
-        squares: Tensor = own @ torch.stack([line[0] ** 2, 2.0 * line.prod(), line[1] ** 2])
-        lengths = line.new_tensor([passes.steps for passes in self._passes[:2]])
-        return (1.0 - squares[:2] / lengths / squares[2]).clamp(0.0, 1.0)
+        start, slope = line.tolist()
+        weights = start * start, 2.0 * start * slope, slope * slope
+        retain, forget, steps = (
+            sum(map(operator.mul, weights, passes.moments())) for passes in self._passes
+        )
+        lengths = (passes.steps for passes in self._passes)
+        shares = (1.0 - own / next(lengths) / steps for own in (retain, forget))
+        return torch.tensor([min(max(share, 0.0), 1.0) for share in shares], dtype=torch.float64)
 
     def judge(
         self, sums: Mapping[str, Tensor], method: Method, max_norm: float | None
@@ -287,20 +305,24 @@ class Population:
         self.status = _status_of(headroom, error, *(value.item() for value in values))
         return self.status
 
-    def _drawn(self, *sides: Sequence[Tensor | None]) -> Tensor:
-        """Sampled entries of each side, tensor by tensor, [2, entries]."""
-        parts, home = [], self._sums.device
-        for grads in sides:
-            samples = zip(grads, self._shapes, self._counts, self._strides, strict=True)
-            for g, shape, taken, stride in samples:
-                if g is None:
-                    parts.append(self._sums.new_zeros(taken))
-                    continue
-                if g.stride() != shape.stride():  # entries are counted as they lie in memory
-                    g = torch.empty_like(shape, device=g.device, dtype=g.dtype).copy_(g)
-                part = g.as_strided((taken,), (stride,), g.storage_offset())
-                parts.append(part if part.device == home else part.to(home))
-        return torch.cat(parts).to(self._sums.dtype).view(2, -1)
+    def _draw(self, grads: Sequence[Tensor | None], row: Tensor, places: list[Tensor]) -> None:
+        """Copy the sampled entries of one side to its row, [entries]."""
+        whole = [(place, grads[n]) for place, n in zip(places, self._whole, strict=True)]
+        if absent := [place for place, g in whole if g is None]:
+            torch._foreach_zero_(absent)
+        if present := [(place, g) for place, g in whole if g is not None]:
+            torch._foreach_copy_([place for place, _ in present], [g for _, g in present])
+        parts: list[Tensor] = []
+        for n, sample in self._large.items():
+            g, like = grads[n], self._shapes[n]
+            if g is None:
+                parts.append(row.new_zeros(sample.entries))
+                continue
+            if g.stride() != like.stride():  # entries are counted as they lie in memory
+                g = torch.empty_like(like, device=g.device, dtype=g.dtype).copy_(g)
+            parts += (part.to(row.device) for part in sample.parts(g))
+        if parts:
+            torch.cat(parts, out=row[-sum(self._counts[len(places) :]) :])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Running means, number of steps and latest status, as tensors."""
@@ -323,6 +345,41 @@ class Population:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"sums": self._sums, "weights": self._weights, "squares": self._squares}
+
+
+class _Sample(NamedTuple):
+    """Entries of a tensor as they lie in memory: `number` of them, `apart` from each other, and so
+    many neighbours behind each that `run` are in a row.
+    """
+
+    number: int
+    apart: int = 1
+    run: int = 1
+
+    @classmethod
+    def of(cls, parameter: Tensor) -> "_Sample":
+        """All entries of a small tensor, runs of an embedding, else single ones. They lie a prime
+        above 3 apart, so that no row, column or place of a kernel is left out.
+        """
+        size, wanted, run = parameter.numel(), SAMPLED, 1
+        if parameter.dim() == 2 and len(parameter) > _TALL * parameter.shape[1]:
+            run = _OF_A_ROW
+            wanted = max(SAMPLED, min(run * len(parameter), size // _ONE_IN))
+        if size < 3 * wanted:
+            return cls(size)
+        numbers = count(max(5, size * run // wanted))
+        apart = next(n for n in numbers if all(n % d for d in range(2, math.isqrt(n) + 1)))
+        return cls((size - run) // apart + 1, apart, run)
+
+    @property
+    def entries(self) -> int:
+        """Their number in all."""
+        return self.number * self.run
+
+    def parts(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Views of the first of each run, of the second, and so on."""
+        for first in range(tensor.storage_offset(), tensor.storage_offset() + self.run):
+            yield tensor.as_strided((self.number,), (self.apart,), first)
 
 
 class _Passes:
@@ -367,19 +424,6 @@ def _dense(parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter, device="meta")
 
 
-def _stride(parameter: Tensor) -> int:
-    """Distance of the sampled entries: 1 in small tensors, else a prime above 3, so that no row,
-    column or place of a kernel is left out.
-    """
-    size, wanted = parameter.numel(), SAMPLED
-    if parameter.dim() == 2 and len(parameter) > _TALL * parameter.shape[1]:
-        wanted = max(SAMPLED, min(_OF_A_ROW * len(parameter), size // _ONE_IN))
-    if size < 3 * wanted:
-        return 1
-    numbers = count(max(5, size // wanted))
-    return next(n for n in numbers if all(n % d for d in range(2, math.isqrt(n) + 1)))
-
-
 def _shifted(moments: Sequence[Any], time: int) -> tuple[Any, Any, Any]:
     """Moments of time that counts from `time` on."""
     ones, times, squares = moments
@@ -387,8 +431,7 @@ def _shifted(moments: Sequence[Any], time: int) -> tuple[Any, Any, Any]:
 
 
 def _status_of(*values: float) -> PopulationStatus:
-    kinds = get_type_hints(PopulationStatus).values()
-    return PopulationStatus(*(kind(value) for kind, value in zip(kinds, values, strict=True)))
+    return PopulationStatus(*(kind(value) for kind, value in zip(_KINDS, values, strict=True)))
 
 
 def _jackknife_error(values: Sequence[float]) -> float:
