@@ -6,9 +6,9 @@ process on one model, and the ratio is the median over pairs; the model is made 
 its tensors happen to lie in memory moves the ratio as much as the step does. Page faults are counted over all steps.
 `_plain` is the least that any method of its kind does, over the floor: the passes apart, three dot products of each
 tensor, one weighted sum of both gradients; no clipping, weighing or decision, and float32 sums. `_means` is the time
-of a paired step with running means (`half_life`) over one without. `trainer` and `trainer_bf16` are the time of a run
-of `UnlearnTrainer` with its defaults over one that checks and logs nothing, ResNet-20 on the CPU or the GPU that is
-there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another `MALLOC_` variable in
+of a paired step with running means (`half_life`) over one without, `_means_of_2` that of a step of two micro-batches.
+`trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its defaults over one that checks and logs
+nothing, ResNet-20 on the CPU or the GPU that is there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another `MALLOC_` variable in
 the environment prevents that).
 
     python benchmarks/step_cost.py [--quick] [--device cuda] [--cases llama_1b_bf16 trainer]
@@ -101,12 +101,14 @@ def losses_of(model: nn.Module, shape: tuple[int, int], device: torch.device) ->
 
 
 def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], None], ...]:
-    """(the floor's step, the paired step, the same with running means, the plain one), on one model."""
+    """(the floor's step, the paired step, the same with running means, the plain one), on one model; then the paired
+    step of two micro-batches without and with running means.
+    """
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     method = HamuQ(0.5, constraint_mode="relative", stopping="off")
     pair = PairedGradients(model, method, max_grad_norm=1.0)
-    judged = HamuQ(0.5, constraint_mode="relative", stopping=StoppingRule(patience=10**9))
-    with_means = PairedGradients(model, judged, max_grad_norm=1.0, half_life=80)
+    stopping = HamuQ(0.5, constraint_mode="relative", stopping=StoppingRule(patience=10**9))
+    with_means = PairedGradients(model, stopping, max_grad_norm=1.0, half_life=80)
 
     def floor() -> None:
         retain().backward()
@@ -114,11 +116,12 @@ def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], No
         optimizer.step()
         optimizer.zero_grad()
 
-    def paired(pair: PairedGradients) -> None:
-        with pair.retain():
-            retain().backward()
-        with pair.forget():
-            forget().backward()
+    def paired(pair: PairedGradients, micro_batches: int = 1) -> None:
+        for _ in range(micro_batches):
+            with pair.retain():
+                retain().backward()
+            with pair.forget():
+                forget().backward()
         pair.combine()
         optimizer.step()
         optimizer.zero_grad()
@@ -138,7 +141,8 @@ def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], No
         optimizer.step()
         optimizer.zero_grad()
 
-    return floor, partial(paired, pair), partial(paired, with_means), plain
+    step, judged = partial(paired, pair), partial(paired, with_means)
+    return floor, step, judged, plain, partial(step, 2), partial(judged, 2)
 
 
 def finish(device: torch.device) -> None:
@@ -254,22 +258,25 @@ def main() -> None:
         build, pairs = cases[name]
         found: list[float] = []
         of_means: list[float] = []
+        of_two: list[float] = []
         of_plain: list[float] = []
         faults = taken = 0
         rounds = 1 if name.endswith(_LONG) else _ROUNDS
         turns = max(2, pairs // (10 if quick else 1) // rounds)
         for _ in range(rounds):
             model, *losses = build()
-            floor, paired, with_means, plain = steps(model, *losses)
+            floor, paired, with_means, plain, *of_2 = steps(model, *losses)
             floor(), paired()  # what stays is allocated once
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             found += ratios(floor, paired, turns, device)
             faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
             taken += 2 * turns
             of_means += ratios(paired, with_means, turns, device)
+            of_two += ratios(*of_2, turns // 2, device)
             of_plain += ratios(floor, plain, turns, device)
         figures[name] = round(statistics.median(found), 4)
         figures[f"{name}_means"] = round(statistics.median(of_means), 4)
+        figures[f"{name}_means_of_2"] = round(statistics.median(of_two), 4)
         figures[f"{name}_plain"] = round(statistics.median(of_plain), 4)
         if device.type == "cuda":
             gradient = sum(p.nbytes for p in model.parameters() if p.requires_grad)
@@ -286,7 +293,7 @@ def main() -> None:
         else:
             figures[f"{name}_page_faults"] = round(faults / taken)
         print(f"{name}: {figures[name]:.3f} of the floor", flush=True)
-        del model, losses, floor, paired, with_means, plain
+        del model, losses, floor, paired, with_means, plain, of_2
     for name in (name for name in trainers if name in chosen):
         turns, rounds = (20, 1) if quick else (120, 5)
         figures[name] = round(cost_of_checks(turns, trainers[name], rounds), 4)
