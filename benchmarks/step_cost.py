@@ -6,7 +6,8 @@ process on one model, and the ratio is the median over pairs; the model is made 
 its tensors happen to lie in memory moves the ratio as much as the step does. Page faults are counted over all steps.
 `_plain` is the least that any method of its kind does, over the floor: the passes apart, three dot products of each
 tensor, one weighted sum of both gradients; no clipping, weighing or decision, and float32 sums. `_means` is the time
-of a paired step with running means (`half_life`) over one without, `_means_of_2` that of a step of two micro-batches.
+of a paired step with running means over one without, in which 2,560 records count half, as by default; `_means_of_2`
+that of a step of two micro-batches.
 `trainer` and `trainer_bf16` are the time of a run of `UnlearnTrainer` with its defaults over one that checks and logs
 nothing, ResNet-20 on the CPU or the GPU that is there. Like the commands it lets glibc keep freed memory (`MALLOC_TRIM_THRESHOLD_` or another `MALLOC_` variable in
 the environment prevents that).
@@ -100,7 +101,9 @@ def losses_of(model: nn.Module, shape: tuple[int, int], device: torch.device) ->
     return [lambda s=s: model(input_ids=s, labels=s).loss for s in sides]
 
 
-def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], None], ...]:
+def steps(
+    model: nn.Module, retain: Loss, forget: Loss, half_life: float
+) -> tuple[Callable[[], None], ...]:
     """(the floor's step, the paired step, the same with running means, the plain one), on one model; then the paired
     step of two micro-batches without and with running means.
     """
@@ -108,7 +111,7 @@ def steps(model: nn.Module, retain: Loss, forget: Loss) -> tuple[Callable[[], No
     method = HamuQ(0.5, constraint_mode="relative", stopping="off")
     pair = PairedGradients(model, method, max_grad_norm=1.0)
     stopping = HamuQ(0.5, constraint_mode="relative", stopping=StoppingRule(patience=10**9))
-    with_means = PairedGradients(model, stopping, max_grad_norm=1.0, half_life=80)
+    with_means = PairedGradients(model, stopping, max_grad_norm=1.0, half_life=half_life)
 
     def floor() -> None:
         retain().backward()
@@ -220,19 +223,19 @@ def memory_of(step: Callable[[], None], device: torch.device) -> int:
 
 def cases_on(
     device: torch.device,
-) -> dict[str, tuple[Callable[[], tuple[nn.Module, Loss, Loss]], int]]:
-    """Maker of a model and both losses of each case, and the number of pairs of steps to time."""
+) -> dict[str, tuple[Callable[[], tuple[nn.Module, Loss, Loss]], int, int]]:
+    """Maker of a model and both losses of each case, its batch size, and the pairs of steps to time."""
     cases = {
-        "resnet20_b128": (partial(resnet20, 128, device), 80),
-        "resnet20_b16": (partial(resnet20, 16, device), 200),
-        "llama_5m": (partial(llama_5m, device), 100),
+        "resnet20_b128": (partial(resnet20, 128, device), 128, 80),
+        "resnet20_b16": (partial(resnet20, 16, device), 16, 200),
+        "llama_5m": (partial(llama_5m, device), 4, 100),
     }
     if device.type == "cuda":
         cases |= {
-            "resnet20_b5000": (partial(resnet20, 5000, device), 40),
-            "llama_1b_float32": (partial(llama_1b, torch.float32, False, device), 8),
-            "llama_1b_bf16": (partial(llama_1b, torch.bfloat16, False, device), 12),
-            "llama_1b_lora": (partial(llama_1b, torch.bfloat16, True, device), 12),
+            "resnet20_b5000": (partial(resnet20, 5000, device), 5000, 40),
+            "llama_1b_float32": (partial(llama_1b, torch.float32, False, device), 4, 8),
+            "llama_1b_bf16": (partial(llama_1b, torch.bfloat16, False, device), 4, 12),
+            "llama_1b_lora": (partial(llama_1b, torch.bfloat16, True, device), 4, 12),
         }
     return cases
 
@@ -255,7 +258,7 @@ def main() -> None:
     torch.manual_seed(0)
     figures: dict[str, float] = {}
     for name in (name for name in cases if name in chosen):
-        build, pairs = cases[name]
+        build, batch, pairs = cases[name]
         found: list[float] = []
         of_means: list[float] = []
         of_two: list[float] = []
@@ -265,7 +268,9 @@ def main() -> None:
         turns = max(2, pairs // (10 if quick else 1) // rounds)
         for _ in range(rounds):
             model, *losses = build()
-            floor, paired, with_means, plain, *of_2 = steps(model, *losses)
+            floor, paired, with_means, plain, *of_2 = steps(
+                model, *losses, UnlearnConfig.stopping_records / batch
+            )
             floor(), paired()  # what stays is allocated once
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             found += ratios(floor, paired, turns, device)

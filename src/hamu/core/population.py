@@ -42,7 +42,8 @@ from hamu.core.gram import PairGram
 from hamu.core.methods.base import Method
 
 GROUPS = 4
-SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
+# Entries of a large tensor, about: fewer where there are many, as the headroom sums over all
+SAMPLED, _LEAST_SAMPLED, _IN_ALL = 512, 128, 10_000
 # A matrix with so many times as many rows as columns, as most embeddings have, gives so many
 # neighbours a row (they share a line of the cache), but at most one entry in so many of all
 _TALL, _OF_A_ROW, _ONE_IN = 7, 4, 32
@@ -112,12 +113,14 @@ class Population:
         block_of: Sequence[int],
         blocks: int,
         half_life: float,
-        steps_per_pass: tuple[float, float] = (math.inf, math.inf),
+        steps_per_pass: Sequence[float] = (math.inf, math.inf),
     ) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
         self._ridge = (_SETTLING * half_life) ** 3 / 12.0  # Σ(t - mean t)² of so many steps
-        samples = [_Sample.of(p) for p in parameters]
+        large = sum(p.numel() >= 3 * SAMPLED for p in parameters)
+        wanted = min(SAMPLED, max(_LEAST_SAMPLED, _IN_ALL // max(1, large)))
+        samples = [_Sample.of(p, wanted) for p in parameters]
         self._whole = [n for n, one in enumerate(samples) if one.apart == 1]
         # the Gram is measured before, its last tensors are in the cache
         self._large = {n: one for n, one in reversed([*enumerate(samples)]) if one.apart > 1}
@@ -357,14 +360,14 @@ class _Sample(NamedTuple):
     run: int = 1
 
     @classmethod
-    def of(cls, parameter: Tensor) -> "_Sample":
+    def of(cls, parameter: Tensor, wanted: int) -> "_Sample":
         """All entries of a small tensor, runs of an embedding, else single ones. They lie a prime
         above 3 apart, so that no row, column or place of a kernel is left out.
         """
-        size, wanted, run = parameter.numel(), SAMPLED, 1
+        size, run = parameter.numel(), 1
         if parameter.dim() == 2 and len(parameter) > _TALL * parameter.shape[1]:
             run = _OF_A_ROW
-            wanted = max(SAMPLED, min(run * len(parameter), size // _ONE_IN))
+            wanted = max(wanted, min(run * len(parameter), size // _ONE_IN))
         if size < 3 * wanted:
             return cls(size)
         numbers = count(max(5, size * run // wanted))
