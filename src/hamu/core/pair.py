@@ -37,6 +37,7 @@ Decision = Literal["step", "skip", "stop"]
 Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
 _OF_A_STOP = ("demand", "clipped_demand", "free_limit", "some_demand_is_free")
 _FIGURES = ("feasible", "conflict", "clipped_demand", "free_limit")  # read at every step
+_OF_MEANS = ("half_life", "steps_per_pass")  # settings of the running means
 OFFLOADS = ("none", "bf16", "cpu")
 
 
@@ -212,7 +213,7 @@ class PairedGradients:
         self.method = method
         self.half_life = None if method.stopping_rule.criterion == "off" else half_life
         self.max_grad_norm, self.offload_grads = max_grad_norm, offload_grads
-        self._steps_per_pass = passes
+        self.steps_per_pass = list(passes)
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.block_names, self.block_of = group_blocks(self.names, blocks)
@@ -243,7 +244,7 @@ class PairedGradients:
         self.layout = layout
         self._population: Population | None = None
         if self.half_life is not None:
-            sizes = len(self.block_names), self.half_life, self._steps_per_pass
+            sizes = len(self.block_names), self.half_life, self.steps_per_pass
             self._population = Population(layout.parts, layout.block_of, *sizes)
         self._measure_here()
 
@@ -396,7 +397,7 @@ class PairedGradients:
             state["mean"] = {name: mean for name, mean in both if mean is not None}
         if self._population is not None:
             state["population"] = self._population.state_dict()
-            state["half_life"] = self.half_life
+            state |= {name: getattr(self, name) for name in _OF_MEANS}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -404,8 +405,8 @@ class PairedGradients:
         ours, theirs = self._settings(), {**state["settings"]}
         population = self._population if state.get("population") else None  # else another layout
         if population is not None:
-            ours["half_life"] = self.half_life
-            theirs["half_life"] = state["half_life"]
+            ours |= {name: getattr(self, name) for name in _OF_MEANS}
+            theirs |= {name: state.get(name) for name in _OF_MEANS}
         changes = [
             f"{key} {theirs.get(key)} (now {ours.get(key)})"
             for key in sorted(ours.keys() | theirs.keys())

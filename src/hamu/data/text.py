@@ -250,7 +250,12 @@ def _rows(source: str, split: str) -> list[Any]:
 def _csv(path: Path) -> list[Any]:
     import pandas
 
-    frame = pandas.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    settings: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
+    header = pandas.read_csv(path, header=None, nrows=1, **settings).iloc[0].tolist()
+    if len(set(header)) < len(header):
+        twice = next(name for name in header if header.count(name) > 1)
+        raise HamuError(f"{path} has the column {twice!r} twice; rename one")
+    frame = pandas.read_csv(path, **settings)
     if not isinstance(frame.index, pandas.RangeIndex):  # pandas takes what is too much for an index
         raise HamuError(f"{path} has more cells than its header; put a text with commas in quotes")
     return list(frame.fillna("").to_dict("records"))

@@ -143,6 +143,12 @@ class TrainConfig(TrainingArguments):
             self.save_strategy != "best" or has_metric,
             "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model",
         )
+        _check(
+            not self.load_best_model_at_end
+            or self.save_strategy in ({self.eval_strategy, "best"} - {"no"}),
+            f"load_best_model_at_end needs --save_strategy and --eval_strategy alike, steps or "
+            f"epoch; they are {self.save_strategy} and {self.eval_strategy}",
+        )
         self._check_launcher()
         # transformers refuses bf16 else; Apple's accelerator has no float64, as every Gram needs
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
