@@ -25,14 +25,15 @@ NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at seque
         ({"num_train_epochs": math.inf}, "num_train_epochs inf must be positive"),
         ({"seed": -1}, "seed -1 must be 0 to 4294967295"),
         ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and"),
+        ({"load_best_model_at_end": True}, "load_best_model_at_end needs --save_strategy and"),
         ({"fsdp": "full_shard"}, "two gradients have to meet before they are combined"),
     ],
 )
 def test_training_and_unlearning_refuse(settings, message):
-    others = {"eval_strategy": "no"} if "save_strategy" in settings else {}
+    others = {"eval_strategy": "no", **settings}
     for config in (TrainConfig, UnlearnConfig):
         with pytest.raises(HamuError, match="^" + re.escape(message)):
-            config(output_dir="unused", **settings, **others)
+            config(output_dir="unused", **others)
 
 
 @pytest.mark.parametrize(

@@ -234,10 +234,18 @@ def test_running_means_begin_anew_from_a_state_without_and_end_in_a_pair_without
     assert run(without, draws)[-1].population is None
 
 
-def test_running_means_of_another_half_life_are_refused():
-    state = pair_of(half_life=64.0).state_dict()
-    with pytest.raises(HamuError, match=r"other settings: half_life 64\.0 \(now 320\.0\)"):
-        pair_of(half_life=320.0).load_state_dict(state)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"half_life": 320.0}, r"half_life 64\.0 \(now 320\.0\)"),
+        ({"steps_per_pass": (9, 2)}, r"steps_per_pass \[9, 4\] \(now \[9, 2\]\)"),
+    ],
+)
+def test_running_means_of_other_settings_are_refused(changed, message):
+    settings = {"half_life": 64.0, "steps_per_pass": (9, 4)}
+    state = pair_of(**settings).state_dict()
+    with pytest.raises(HamuError, match=f"other settings: {message}"):
+        pair_of(**settings | changed).load_state_dict(state)
 
 
 @pytest.mark.parametrize("finite", [0, 1, 2])

@@ -125,6 +125,7 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is not a list of messages"),
         ("a.json", "[1,\n 2", r"a\.json cannot be read: Expecting ',' delimiter: line 2"),
         ("a.csv", 'question,answer\n"who?,me\n', r"a\.csv cannot be read: .*EOF inside"),
+        ("a.csv", "question,answer,answer\nWho?,I,me\n", "columns 2 and 3 have the same name"),
         ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
         ("a.txt", "Who?", r"a\.txt is not a data set that can be read; give texts as .*, images"),

@@ -252,9 +252,10 @@ def _csv(path: Path) -> list[Any]:
 
     settings: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
     header = pandas.read_csv(path, header=None, nrows=1, **settings).iloc[0].tolist()
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise HamuError(f"{path} has the column {twice!r} twice; rename one")
+    for number, name in enumerate(header, 1):
+        if name and header.index(name) < number - 1:  # without its name, which may be a record's
+            same = f"columns {header.index(name) + 1} and {number} have the same name"
+            raise HamuError(f"{path}: {same}; rename one")
     frame = pandas.read_csv(path, **settings)
     if not isinstance(frame.index, pandas.RangeIndex):  # pandas takes what is too much for an index
         raise HamuError(f"{path} has more cells than its header; put a text with commas in quotes")
