@@ -215,8 +215,8 @@ class Population:
         The Gram's dot is the root of the estimate of the squared one, for an angle without bias.
         """
         line = self._line(sums["weights"])
-        ends = torch.split(sums["ends"], self._counts, 1)
-        by_tensor = torch.stack([one @ one.T for one in ends]).double()
+        ends = torch.split(sums["ends"].double(), self._counts, 1)  # whose squares may underflow
+        by_tensor = torch.stack([one @ one.T for one in ends])
         products = by_tensor.new_zeros(sums["squares"].shape[2], *by_tensor.shape[1:])
         products.index_add_(0, self._block_of, by_tensor * self._scales[:, None, None])
         r, f = slice(GROUPS), slice(GROUPS, None)
