@@ -323,10 +323,31 @@ def test_the_noise_scale_is_that_of_the_records_whatever_the_parts(measured, rec
         parts = torch.stack([one[a:b].sum(0) / measured for a, b in pairwise(cuts)])
         shares = torch.tensor(cuts, dtype=F64).diff() / measured
         both = torch.cat([parts, parts])
-        parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16)
-        scale = parted.noise_scale("forget", measured, records)
-        assert scale == pytest.approx(parted.noise_scale("retain", measured, records))
+        unmeasured = (1 - measured / records, 1 - measured / records)
+        parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16, unmeasured)
+        scale = parted.noise_scale("forget", measured)
+        assert scale == pytest.approx(parted.noise_scale("retain", measured))
         found.append(math.nan if scale is None else 1 / scale)  # its reciprocal has no pole
     mean, error = torch.tensor(found).nanmean(), torch.tensor(found).std() / math.sqrt(len(found))
     assert mean == pytest.approx(1 / truth, rel=0.15)
     assert error < 0.1 / truth
+
+
+def test_a_sample_of_the_records_tells_the_cosine_of_all():
+    """Its noise lengthens both gradients, by a fifth of their squared norms."""
+    draw, parts, cos = torch.Generator().manual_seed(0), 16, 0.9
+    r, v = torch.linalg.qr(torch.randn(60, 2, generator=draw, dtype=F64)).Q.T
+    sides = torch.stack([r, cos * r + (1 - cos**2) ** 0.5 * v])[:, None]
+    found, of_sample, covered = [], [], 0
+    for seed in range(60):
+        noise = torch.randn(2, parts, 60, generator=draw, dtype=F64) * (0.2 * parts / 60) ** 0.5
+        both, shares = ((sides + noise) / parts).flatten(0, 1), torch.full((parts,), 1 / parts)
+        parted = PartedGram((both @ both.T)[None], shares.double(), shares.double(), 1e-7)
+        of_sample.append(parted.gram().cos.item())
+        parted = parted._replace(unmeasured=(1.0, 1.0))
+        found.append(parted.gram().cos.item())
+        low, high = bootstrap(parted, HamuQ(0.5), None, replicates=100, seed=seed).cos[0].tolist()
+        covered += low <= cos <= high
+    assert sum(found) / 60 == pytest.approx(cos, abs=0.03)
+    assert sum(of_sample) / 60 < 0.8
+    assert covered >= 54

@@ -32,7 +32,7 @@ from hamu.assess.gradients import (
     parted_gradient,
 )
 from hamu.core.forward import evaluating, without_tf32
-from hamu.core.gram import SIDES, Blocks, check_max_norm
+from hamu.core.gram import SIDES, Blocks, PairGram, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
 from hamu.errors import HamuError
@@ -250,14 +250,19 @@ def assess_model(
     with evaluating(model), without_tf32():  # no pass leaves a gradient behind
         parts = kept_parts(assessed, used, bootstrap_memory)
         sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
-        parted = PartedGram.of(assessed, sides["retain"], sides["forget"])
+        unmeasured = (
+            1 - used["retain"] / records["retain"],
+            1 - used["forget"] / records["forget"],
+        )
+        parted = PartedGram.of(assessed, sides["retain"], sides["forget"], unmeasured)
         gradients: dict[str, list[Tensor]] = {
             side: [reduce(torch.add, grads) for grads in zip(*kept, strict=True)]
             for side, (kept, _) in sides.items()
         }
         del sides
+        _check_norms(parted.gram(), used)
         found = _first_order(assessed, parted, method, max_grad_norm)
-        found["noise_scales"] = {s: parted.noise_scale(s, used[s], records[s]) for s in SIDES}
+        found["noise_scales"] = {s: parted.noise_scale(s, used[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
         if samples:
             found |= _second_order(assessed, gradients, demand, samples)
@@ -291,6 +296,15 @@ def measure_hardness(
     how: dict[str, Any] = {"collate": collate, "batch_size": batch_size, "conflicts": False}
     how |= {"curvature_samples": 0, "bootstrap_memory": 0}
     return assess_model(model, retain, forget, **how).hamu_q
+
+
+def _check_norms(gram: PairGram, used: Mapping[str, int]) -> None:
+    for side, square in zip(SIDES, (gram.retain_sq, gram.forget_sq), strict=True):
+        if not square.sum() > 0:
+            raise HamuError(
+                f"{used[side]:,} {side} records are too few: their mean gradient is no longer than "
+                f"its noise; raise --assess_batches, or leave it out"
+            )
 
 
 def _first_order(
@@ -377,6 +391,8 @@ def plain_answer(found: Assessment) -> str:
         f"measured on {counts['retain']:,} retain and {counts['forget']:,} forget records "
         f"before any step, to first order"
     ]
+    if found.intervals is None and counts != found.records:
+        notes.append("with the noise of this sample, which makes it look easier than it is")
     if agree is not None and agree < _SURE:
         notes.append(f"other records may say otherwise: {agree:.0%} of resamples agree")
     if ratio is not None and ratio > ERROR_RATIO:

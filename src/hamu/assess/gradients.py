@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from hamu.core.forward import predict_logits
 from hamu.core.gram import (
+    SIDES,
     WIDENED,
     Blocks,
     PairGram,
@@ -155,16 +156,25 @@ def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) 
 class PartedGram(NamedTuple):
     """Dot products of all parts of both sides per block: the Gram of any reweighting of the parts.
 
-    `products` are [L, m_r + m_f, m_r + m_f], float64.
+    `products` are [L, m_r + m_f, m_r + m_f], float64; `unmeasured` are the shares of the records of
+    each side that no part is of. The noise of a sample lengthens its gradient, on average by
+    ‖g‖² - ‖E g‖² = tr Σ/n, of which these shares are taken off.
     """
 
     products: Tensor
     retain_shares: Tensor
     forget_shares: Tensor
     eps: float
+    unmeasured: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
-    def of(cls, assessed: AssessedModel, retain: Parts, forget: Parts) -> Self:
+    def of(
+        cls,
+        assessed: AssessedModel,
+        retain: Parts,
+        forget: Parts,
+        unmeasured: tuple[float, float] = (0.0, 0.0),
+    ) -> Self:
         """Multiply a piece of a parameter at a time; reads the device once."""
         parts, parameters = [*retain[0], *forget[0]], assessed.parameters
         device, rows = parameters[0].device, len(parts)
@@ -177,7 +187,7 @@ class PartedGram(NamedTuple):
                 wide = torch.stack(piece).double()
                 products[block] += (wide @ wide.T).to(device)
         eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
-        return cls(products.cpu(), retain[1], forget[1], eps)
+        return cls(products.cpu(), retain[1], forget[1], eps, unmeasured)
 
     def gram(self, *counts: Tensor) -> PairGram:
         """The Gram of the mean gradients with each part this often ([m_r], [m_f]); default once."""
@@ -189,24 +199,37 @@ class PartedGram(NamedTuple):
         m = len(r)
         of_r = torch.einsum("i,lij->lj", r, self.products[:, :m])
         of_f = torch.einsum("i,lij->lj", f, self.products[:, m:, m:])
-        retain, forget = (of_r[:, :m] @ r).clamp(min=0), (of_f @ f).clamp(min=0)
+        squares = [of_r[:, :m] @ r, of_f @ f]
+        for place, share in enumerate(self.unmeasured):
+            if share:  # parts that are drawn again add as much noise once more
+                n = len(shares[place])
+                again = (n - 1) / n if counts else 0.0
+                squares[place] = squares[place] - (share + again) * self.noise(SIDES[place])
+        retain, forget = (square.clamp(min=0) for square in squares)
         return PairGram(retain, forget, of_r[:, m:] @ f, self.eps)
 
-    def noise_scale(self, side: str, measured: int, records: int) -> float | None:
-        """Records in a batch whose gradient has as much noise as mean, tr Σ/‖E g‖², if known.
+    def noise(self, side: str) -> Tensor:
+        """Noise tr Σ/n in ‖g‖² of each block, [L]; 0 if there is one part.
 
-        McCandlish et al. (2018), Eq. 2.8, from the m parts of `measured` records of the `records`:
-        Σ‖h_k‖²/s_k - ‖g‖² over parts h_k of share s_k is (m - 1) tr Σ/n in expectation.
+        Σ‖h_k‖²/s_k - ‖g‖² over m parts h_k of share s_k is (m - 1) tr Σ/n in expectation.
         """
         m = len(self.retain_shares)
         own = slice(m) if side == "retain" else slice(m, None)
         shares = self.retain_shares if side == "retain" else self.forget_shares
-        products, parts = self.products[:, own, own].sum(0), len(shares)
-        if parts < 2:
+        products = self.products[:, own, own]
+        parted = (products.diagonal(dim1=1, dim2=2) / shares).sum(1)
+        return (parted - products.sum((1, 2))) / max(1, len(shares) - 1)
+
+    def noise_scale(self, side: str, measured: int) -> float | None:
+        """Records in a batch whose gradient has as much noise as mean, tr Σ/‖E g‖², if known.
+
+        McCandlish et al. (2018), Eq. 2.8, from the parts of `measured` records.
+        """
+        gram, is_retain = self.gram(), side == "retain"
+        if len(self.retain_shares if is_retain else self.forget_shares) < 2:
             return None
-        whole = products.sum()
-        noise = ((products.diagonal() / shares).sum() - whole).clamp(min=0) / (parts - 1)
-        expected = whole - (1.0 - measured / records) * noise
+        expected = (gram.retain_sq if is_retain else gram.forget_sq).sum()
+        noise = self.noise(side).sum().clamp(min=0)
         return (noise * measured / expected).item() if expected > 0 else None
 
 

@@ -93,7 +93,8 @@ class Intervals:
     The mean of the replicates is moved to the estimate, as resampled mean gradients are longer,
     which would pull every cosine towards 0; they spread by √(m/(m-1)) about it, as the parts are
     that much nearer to their mean than to the truth. Regimes compare a replicate's κ, so moved,
-    with the thresholds of the estimate.
+    with the thresholds of the estimate. Noise that a sample of the records adds to both norms is
+    taken off; where all are measured nothing is, and cosθ is that of these very records.
     """
 
     level: float  # the share of replicates that lie inside
