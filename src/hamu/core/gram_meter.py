@@ -28,8 +28,9 @@ _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _KNOWN = 16  # sets of large tensors whose sums are prepared
-_IN_ONE_SUM = 1 << 19  # elements, at most, of a CPU's float32 sum
-_COARSE_COS_SQ = 1.0 - 0.15**2  # float32 sums are off by up to 1e-5, a thousandth of sin²θ
+_IN_ONE_SUM = 1 << 17  # elements, at most, of a CPU's float32 sum
+# Sums of float32 are off by 1e-6, of entries of one size by 1e-4; the second is 0.5% of this sin²θ
+_COARSE_COS_SQ = 1.0 - 0.15**2
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
 
 

@@ -39,12 +39,11 @@ import torch
 from torch import Tensor
 
 from hamu.core.gram import PairGram
-from hamu.core.methods.base import Method
+from hamu.core.methods.base import ConstraintStatus, Method
 
 GROUPS = 4
-# Entries of a large tensor, about: fewer where there are many, as the headroom sums over all
-SAMPLED, _LEAST_SAMPLED, _IN_ALL = 512, 128, 10_000
-# A matrix with so many times as many rows as columns, as most embeddings have, gives so many
+SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
+# A matrix with so many times as many rows as columns, as most embeddings have, gives up to so many
 # neighbours a row (they share a line of the cache), but at most one entry in so many of all
 _TALL, _OF_A_ROW, _ONE_IN = 7, 4, 32
 FEWEST = 6  # steps before an estimate is used
@@ -62,7 +61,7 @@ class PopulationStatus:
 
     Attributes:
         headroom: `free_limit` over `clipped_demand`; infinite without a demand.
-        error: standard error of the headroom.
+        error: standard error of the headroom, without that of the sampled entries.
         kappa: κ of the expected gradients, clipped like those of a batch.
         cos: cosθ between them.
         regime: index of the regime, see `regime_at`.
@@ -118,9 +117,7 @@ class Population:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
         self._ridge = (_SETTLING * half_life) ** 3 / 12.0  # Σ(t - mean t)² of so many steps
-        large = sum(p.numel() >= 3 * SAMPLED for p in parameters)
-        wanted = min(SAMPLED, max(_LEAST_SAMPLED, _IN_ALL // max(1, large)))
-        samples = [_Sample.of(p, wanted) for p in parameters]
+        samples = [_Sample.of(p) for p in parameters]
         self._whole = [n for n, one in enumerate(samples) if one.apart == 1]
         # the Gram is measured before, its last tensors are in the cache
         self._large = {n: one for n, one in reversed([*enumerate(samples)]) if one.apart > 1}
@@ -281,11 +278,15 @@ class Population:
         if not self.is_due:
             return None
         grams, dot = self.grams(sums)
-        gram = PairGram(grams.retain_sq[:, 0], grams.forget_sq[:, 0], grams.dot[:, 0])
+        gram, *fewer = map(PairGram, grams.retain_sq.T, grams.forget_sq.T, grams.dot.T)
         clip = gram.clip_factors(max_norm)
-        status = method.weigh(gram.scaled(*clip)).constraint
-        assert status is not None
-        reach = grams.retain_norm * grams.forget_norm
+
+        def standing(gram: PairGram) -> ConstraintStatus:
+            status = method.weigh(gram.scaled(*clip)).constraint
+            assert status is not None
+            return status
+
+        status = standing(gram)
         norms = torch.stack([gram.retain_sq, gram.forget_sq]).sum(1)
         line = self._line(sums["weights"])
         squares = torch.einsum("m,msl->s", line, sums["squares"])
@@ -301,9 +302,14 @@ class Population:
             return None
         if demand > 0:
             headroom = status.free_limit.item() / demand
-            error = _jackknife_error(((reach * grams.sin).sum(0) / reach.sum(0))[1:].tolist())
+            if method.stopping_rule.criterion == "aggregate":  # a share of the reach
+                reach = grams.retain_norm * grams.forget_norm
+                free = (reach * grams.sin).sum(0) / reach.sum(0)
+                others = (free[1:] * status.max_demand / demand).tolist()
+            else:
+                others = [one.headroom for one in map(standing, fewer)]
             left = self._noise_left(line).max().item()
-            error *= status.max_demand.item() / demand * math.sqrt(left)
+            error = _jackknife_error(others) * math.sqrt(left)
         values = (own[name] if name in own else getattr(status, name) for name in _READ)
         self.status = _status_of(headroom, error, *(value.item() for value in values))
         return self.status
@@ -360,17 +366,17 @@ class _Sample(NamedTuple):
     run: int = 1
 
     @classmethod
-    def of(cls, parameter: Tensor, wanted: int) -> "_Sample":
+    def of(cls, parameter: Tensor) -> "_Sample":
         """All entries of a small tensor, runs of an embedding, else single ones. They lie a prime
-        above 3 apart, so that no row, column or place of a kernel is left out.
+        apart that divides no dimension, so that no row, column or place of a kernel is left out.
         """
-        size, run = parameter.numel(), 1
+        size, wanted, run = parameter.numel(), SAMPLED, 1
         if parameter.dim() == 2 and len(parameter) > _TALL * parameter.shape[1]:
-            run = _OF_A_ROW
-            wanted = max(wanted, min(run * len(parameter), size // _ONE_IN))
+            wanted = max(SAMPLED, min(_OF_A_ROW * len(parameter), size // _ONE_IN))
+            run = max(1, wanted // len(parameter))
         if size < 3 * wanted:
             return cls(size)
-        numbers = count(max(5, size * run // wanted))
+        numbers = (n for n in count(max(5, size * run // wanted)) if size % n)
         apart = next(n for n in numbers if all(n % d for d in range(2, math.isqrt(n) + 1)))
         return cls((size - run) // apart + 1, apart, run)
 

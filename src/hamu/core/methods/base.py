@@ -39,7 +39,7 @@ class StoppingRule:
         patience: number of consecutive steps that must meet the criterion (App. G.3).
         window: number of steps over which to average the headroom (App. G.3).
 
-    With running means over batches both count their estimates, 16 in a half-life, not steps.
+    With running means over batches both count their estimates, up to 23 in a half-life, not steps.
 
     Raises:
         HamuError: if a value is out of range.
@@ -156,6 +156,12 @@ class ConstraintStatus:
     radius: Tensor
     constrained: Side
     margin: float = 0.0
+
+    @property
+    def headroom(self) -> float:
+        """`free_limit` over `clipped_demand`; infinite without a demand."""
+        demand = self.clipped_demand.item()
+        return self.free_limit.item() / demand if demand > 0 else math.inf
 
     @cached_property
     def criterion_met(self) -> Tensor:
