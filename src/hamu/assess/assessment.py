@@ -32,7 +32,7 @@ from hamu.assess.gradients import (
     parted_gradient,
 )
 from hamu.core.forward import evaluating, without_tf32
-from hamu.core.gram import SIDES, Blocks, PairGram, check_max_norm
+from hamu.core.gram import SIDES, Blocks, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
 from hamu.errors import HamuError
@@ -250,17 +250,12 @@ def assess_model(
     with evaluating(model), without_tf32():  # no pass leaves a gradient behind
         parts = kept_parts(assessed, used, bootstrap_memory)
         sides = {side: parted_gradient(assessed, side, parts[side], used[side]) for side in SIDES}
-        unmeasured = (
-            1 - used["retain"] / records["retain"],
-            1 - used["forget"] / records["forget"],
-        )
-        parted = PartedGram.of(assessed, sides["retain"], sides["forget"], unmeasured)
+        parted = PartedGram.of(assessed, sides["retain"], sides["forget"], used)
         gradients: dict[str, list[Tensor]] = {
             side: [reduce(torch.add, grads) for grads in zip(*kept, strict=True)]
             for side, (kept, _) in sides.items()
         }
         del sides
-        _check_norms(parted.gram(), used)
         found = _first_order(assessed, parted, method, max_grad_norm)
         found["noise_scales"] = {s: parted.noise_scale(s, used[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
@@ -298,20 +293,17 @@ def measure_hardness(
     return assess_model(model, retain, forget, **how).hamu_q
 
 
-def _check_norms(gram: PairGram, used: Mapping[str, int]) -> None:
-    for side, square in zip(SIDES, (gram.retain_sq, gram.forget_sq), strict=True):
-        if not square.sum() > 0:
-            raise HamuError(
-                f"{used[side]:,} {side} records are too few: their mean gradient is no longer than "
-                f"its noise; raise --assess_batches, or leave it out"
-            )
-
-
 def _first_order(
     assessed: AssessedModel, parted: PartedGram, method: HamuQ | HamuU, max_norm: float | None
 ) -> dict[str, Any]:
     """The figures of an `Assessment` that follow from the gradients."""
     raw = parted.gram()
+    for side, square in zip(SIDES, (raw.retain_sq, raw.forget_sq), strict=True):
+        if not square.sum() > 0:
+            raise HamuError(
+                f"the {side} records measured are too few: their mean gradient is no longer than "
+                f"its noise; raise --assess_batches, or leave it out"
+            )
     clip = raw.clip_factors(max_norm)
     gram = raw.scaled(*clip)
     variants = hard.variants_of(method)

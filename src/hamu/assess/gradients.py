@@ -173,9 +173,12 @@ class PartedGram(NamedTuple):
         assessed: AssessedModel,
         retain: Parts,
         forget: Parts,
-        unmeasured: tuple[float, float] = (0.0, 0.0),
+        used: Mapping[str, int] | None = None,
     ) -> Self:
-        """Multiply a piece of a parameter at a time; reads the device once."""
+        """Multiply a piece of a parameter at a time; reads the device once.
+
+        `used` has the number of records that the parts of each side are of; by default all.
+        """
         parts, parameters = [*retain[0], *forget[0]], assessed.parameters
         device, rows = parameters[0].device, len(parts)
         size = len(assessed.block_names), rows, rows
@@ -187,7 +190,9 @@ class PartedGram(NamedTuple):
                 wide = torch.stack(piece).double()
                 products[block] += (wide @ wide.T).to(device)
         eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
-        return cls(products.cpu(), retain[1], forget[1], eps, unmeasured)
+        known = assessed.records
+        left = {side: 1.0 - (used or known)[side] / known[side] for side in SIDES}
+        return cls(products.cpu(), retain[1], forget[1], eps, (left["retain"], left["forget"]))
 
     def gram(self, *counts: Tensor) -> PairGram:
         """The Gram of the mean gradients with each part this often ([m_r], [m_f]); default once."""
