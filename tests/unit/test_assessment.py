@@ -335,3 +335,18 @@ def test_it_answers_how_hard_it_will_be_and_whether_to_start(
 def test_a_batch_is_worth_its_price_up_to_the_larger_noise_scale(found, scales, largest):
     given = dict(zip(("retain", "forget"), scales, strict=True))
     assert replace(found, noise_scales=given).worthwhile_batch == largest
+
+
+def test_records_that_show_nothing_but_noise_are_too_few():
+    """Every point has all three labels, which the model cannot tell: the mean gradient is 0."""
+    balanced, model, refused = Points(90, 1), network(), []
+    balanced.x, balanced.y = balanced.x[:30].repeat(3, 1), torch.arange(3).repeat_interleave(30)
+    nn.init.zeros_(model[-1].weight)
+    nn.init.zeros_(model[-1].bias)
+    for seed in range(10):
+        try:
+            assessed(balanced, model=model, batch_size=16, most_batches=1, seed=seed, **QUICK)
+        except HamuError as error:
+            refused.append(str(error))
+    assert 2 <= len(refused) <= 8
+    assert all("records measured are too few" in one for one in refused)
