@@ -33,6 +33,8 @@ def origin(tmp_path_factory):
             shutil.copytree("image", name)
         small_vision_transformer(num_channels=1, num_labels=12).save_pretrained("twelve")
         colours = np.zeros((20, 8, 8, 3), np.uint8)
+        noise = np.random.default_rng(1).integers(0, 256, (6, 8, 8), dtype=np.uint8)
+        np.savez("other.npz", images=noise, labels=np.arange(6) % 3)
         np.savez("colours.npz", images=colours, labels=np.arange(20) % 3)
         Path("broken.jsonl").write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "a')
         Path("cats/cat").mkdir(parents=True)
@@ -117,6 +119,7 @@ unlearn IMAGE --output_dir image/inside => the source image overlap
 unlearn IMAGE --constraint 50 => no step can be taken: the constraint 50 cannot be met
 unlearn IMAGE --forget_objective idk --max_steps 1 => idk needs another answer to each forget record, which images have
 evaluate IMAGE --goal mean => goal 'mean' is unknown; choose one of unseen, retrained, erased, loss
+evaluate IMAGE --test_data a.npz => all 12 test records are among those to retain or to forget; give
 evaluate IMAGE --goal retrained => give --retain_model, or another --goal
 train IMAGE --eval_strategy epoch => an evaluation needs test data; give --test_data, or leave out --eval_
 train IMAGE --gradient_checkpointing => SmallResNet cannot recompute activations; leave out --gradient_c
@@ -145,8 +148,8 @@ evaluate IMAGE --lm_eval arc_easy => lm_eval arc_easy is for texts
 evaluate IMAGE --format open-unlearning => open-unlearning is for texts
 evaluate IMAGE --metrics rmia --shadow_models 5 => must be an even number of at least 4
 evaluate IMAGE --metrics rmia => rmia and ulira need data never trained on; give --test_data
-evaluate IMAGE --metrics rmia --test_data a.npz --model elsewhere/model => elsewhere/config.yaml is not there
-evaluate IMAGE --metrics rmia --test_data a.npz --model of-unlearn/model => of-unlearn/model is not a saved
+evaluate IMAGE --metrics rmia --test_data other.npz --model elsewhere/model => elsewhere/config.yaml is not there
+evaluate IMAGE --metrics rmia --test_data other.npz --model of-unlearn/model => of-unlearn/model is not a saved
 evaluate TEXT --metrics rmia => of records it may be mia_gradnorm, verbmem; all others need no name
 evaluate TEXT --metrics verbmem --generate 0 => give a --generate above 0
 evaluate TEXT --metrics mia_gradnorm => give --test_data

@@ -112,6 +112,20 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     assert report_in("unknown")["privleak"] is None
 
 
+def test_test_records_that_are_trained_on_count_nowhere(capsys):
+    write_rows("mixed.jsonl", read_rows("train.jsonl")[:3] + read_rows("test.jsonl"))
+    forget = "--data train.jsonl --test_data mixed.jsonl --forget_filter author~^V"
+    assert run(f"unlearn {forget} --model {TRAINED} {FEW} {EASY} --output_dir mixed") == 0
+    said = "3 test records are among those to retain or to forget and are left out"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert report_in("mixed", "record.json")["test_set"]["records"] == 24
+    assert report_in("mixed")["after"]["test"]["records"] == 24
+    assert run("verify mixed") == 0
+    job = f"{forget} --model mixed/model --max_length 96 --generate 0"
+    assert run(f"evaluate {job} --output_dir mixed-check") == 0
+    assert report_in("mixed-check")["test"]["records"] == 24
+
+
 def test_an_adapter_is_unlearned_in_place_and_merged_where_it_is_and_nowhere_else(adapter):
     assert run(f"unlearn {FORGET} --model lora/model {STRONG} {FEW} --output_dir again") == 0
     before, after = (load_file(f"{f}/model/adapter_model.safetensors") for f in ("lora", "again"))

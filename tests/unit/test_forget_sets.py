@@ -117,6 +117,7 @@ def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypa
     monkeypatch.setattr(ImageData, "digests", lambda data: read.append(len(data)) or digests(data))
     problem = forget_rows(train.select([0, 0, 1, 2]), train.select([2, 9]), [0])
     assert (problem.copies(), problem.known_tests()) == (1, 1)
+    assert problem.without_known_tests().test.rows.tolist() == [9]
     assert sorted(read) == [1, 2, 3]
 
 

@@ -63,6 +63,19 @@ class UnlearningData(Generic[Records]):
         known = [*self._digests["retain"], *self._digests["forget"]]
         return _shared(self._digests.get("test", []), known)
 
+    def without_known_tests(self) -> "UnlearningData[Records]":
+        """Leave out the test records that `known_tests` counts; some must be left."""
+        if self.test is None or not self.known_tests():
+            return self
+        known = {*self._digests["retain"], *self._digests["forget"]}
+        unseen = [i for i, digest in enumerate(self._digests["test"]) if digest not in known]
+        if not unseen:
+            raise HamuError(
+                f"all {len(self.test)} test records are among those to retain or to forget; "
+                f"give other --test_data"
+            )
+        return replace(self, test=self.test.select(unseen))
+
     @cached_property
     def _digests(self) -> dict[str, list[bytes]]:
         return {name: data.digests() for name, data in self.sets().items()}

@@ -183,7 +183,10 @@ class Task(ABC):
         return folder, problem
 
     def problem(self) -> Problem:
-        """Read the training and test data and divide them as the options say."""
+        """Read the training and test data and divide them as the options say.
+
+        Test records that are among the others are left out, as they were trained on.
+        """
         data, way = self.data, self.chosen_by()
         sets = self.train_and_test()
         if way == "forget_class":
@@ -202,14 +205,15 @@ class Task(ABC):
             problem = forget_sets.forget_rows(*sets, rows)
         copies, nouns = 0 if way == "forget_data" else problem.copies(), self.noun
         of_all = f"of {len(problem.forget)} {nouns} to forget"
+        known, unseen = problem.known_tests(), problem.without_known_tests()
         for count, said in (
             (problem.not_found, f"{of_all} are not found in {data.data}"),
             (copies, f"{nouns} to retain equal some to forget; --forget_data takes out all copies"),
-            (problem.known_tests(), f"test {nouns} are among those to retain or to forget"),
+            (known, f"test {nouns} are among those to retain or to forget and are left out"),
         ):
             if count:
                 self.tell(f"warning: {count} {said}")
-        return problem
+        return unseen
 
     def announce(self, problem: Problem, more: str) -> None:
         forget = f"forget {len(problem.forget)} {self.noun} ({problem.forget_name})"
