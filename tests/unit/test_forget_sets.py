@@ -106,7 +106,16 @@ def test_twins_in_either_set_do_not_hide_what_is_not_found(train):
     problem = forget_data(train.select([0, 0, 0, 1, 2, 3]), None, forget, allow_missing=True)
     assert (len(problem.retain), problem.not_found) == (3, 1)
     assert problem.forget_name.startswith("2 records of here, 1 of them found in the training data")
-    assert forget_data(train, None, train.select([5, 5])).not_found == 0
+
+
+def test_a_record_repeated_in_the_second_data_set_counts_as_often_as_it_is_trained_on(train):
+    problem = forget_data(train, None, train.select([5, 5, 7]))
+    assert (len(problem.retain), len(problem.forget), problem.not_found) == (298, 2, 0)
+    assert problem.forget_name.endswith("2 of them found in the training data; repeated in the file and left out: 1")  # fmt: skip
+    twice = forget_data(train.select([5, 5, 6]), None, train.select([5, 5, 5]))
+    assert (len(twice.retain), len(twice.forget)) == (1, 2), "as copies in the training data"
+    with pytest.raises(HamuError, match="1 of 2 records of here are not in here as they are"):
+        forget_data(train.select([0, 1]), None, train.select([1, 3, 3]))
 
 
 def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypatch):

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -143,10 +144,18 @@ def forget_data(
 ) -> UnlearningData[_Read]:
     """Forget the records of a second data set; equal records leave the training data.
 
-    Records that the training data do not hold are an error, unless `allow_missing` is given.
+    Records that the training data do not hold are an error, unless `allow_missing` is given. A
+    record repeated in `forget` counts no more often than the training data hold it.
     """
-    forget = train.matched(forget)
-    digests, there = forget.digests(), train.digests()
+    forget, there, seen = train.matched(forget), train.digests(), Counter[bytes]()
+    held, kept, digests = Counter(there), list[int](), list[bytes]()
+    for position, digest in enumerate(forget.digests()):
+        seen[digest] += 1
+        if seen[digest] <= max(1, held[digest]):
+            kept.append(position)
+            digests.append(digest)
+    repeats = len(forget) - len(kept)
+    forget = forget.select(kept) if repeats else forget
     gone = set(digests)
     rows = torch.tensor([i for i, digest in enumerate(there) if digest in gone]).long()
     found, file = _shared(digests, there), Path(forget.source).name
@@ -159,6 +168,8 @@ def forget_data(
     words = f"{len(forget)} records of {file}, {found or 'none'} of them found in the training data"
     if len(rows) != found:
         words += f", where they are {len(rows)} records"
+    if repeats:
+        words += f"; repeated in the file and left out: {repeats}"
     return replace(_split(train, test, rows, words, None), forget=forget, not_found=missing)
 
 
