@@ -292,6 +292,20 @@ def check_goal_settings(goal: str | None, loss: float | None, share: float) -> N
         raise HamuError(f"target_share {share} must be a share in (0, 1]")
 
 
+def check_goal_has(
+    kind: str | None, *, has_retain_model: bool, is_text: bool, has_test: bool = True
+) -> None:
+    """Check that there is what a goal compares with, and that it is one of this kind of data."""
+    lacks = {
+        "unseen": "" if has_test else "records that were never trained on; give --test_data",
+        "retrained": "" if has_retain_model else "a retain model; give --retain_model",
+    }.get(str(kind))
+    if lacks:
+        raise HamuError(f"the goal {kind} compares with {lacks}, or another --goal")
+    if kind == "erased" and is_text:
+        raise HamuError(_ERASED_OF_TEXTS)
+
+
 def choose_goal(
     sets: Mapping[str, Any], asked: Any, *, has_retain_model: bool, is_needed: bool = False
 ) -> Goal | None:
@@ -313,14 +327,8 @@ def choose_goal(
         if is_needed:
             raise HamuError(NOTHING_TELLS)
         return None
-    lacks = {
-        "unseen": "" if has_test else "records that were never trained on; give --test_data",
-        "retrained": "" if has_retain_model else "a retain model; give --retain_model",
-    }.get(kind)
-    if lacks:
-        raise HamuError(f"the goal {kind} compares with {lacks}, or another --goal")
-    if kind == "erased" and not hasattr(sets["forget"], "labels"):
-        raise HamuError(_ERASED_OF_TEXTS)
+    is_text = not hasattr(sets["forget"], "labels")
+    check_goal_has(kind, has_test=has_test, has_retain_model=has_retain_model, is_text=is_text)
     return Goal(kind, asked.target_share, loss)
 
 

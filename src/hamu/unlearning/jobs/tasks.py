@@ -34,6 +34,7 @@ from hamu.evaluation import (
 from hamu.evaluation.reports import further_figures
 from hamu.files import DIGITS, MINIATURE, is_local, located
 from hamu.models import classifiers, language, storage
+from hamu.unlearning.goals import check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.record.inputs import Inputs, reading_entries, saved_model_entry, set_entries
@@ -95,7 +96,10 @@ class Task(ABC):
         self.settings, self.console, self.given = settings, console, settings.given
         self.data, self.run = settings.of(DataOptions), settings.of(RunOptions)
         self.args = settings.of(TrainConfig)
-        self.args.settle_batch_sizes(is_text=isinstance(self, TextTask))
+        is_text, has_retain_model = isinstance(self, TextTask), self.run.retain_model is not None
+        self.args.settle_batch_sizes(is_text=is_text)
+        goal = settings.value("goal")  # of which flags alone tell
+        check_goal_has(goal, has_retain_model=has_retain_model, is_text=is_text)
         self.original_model: str | None = settings.value("original_model")
         self.classes_of = self.run.model
         for name in self.foreign:
