@@ -126,6 +126,16 @@ def test_test_records_that_are_trained_on_count_nowhere(capsys):
     assert report_in("mixed-check")["test"]["records"] == 24
 
 
+def test_the_record_counts_copies_of_forgotten_records_that_stay():
+    rows = read_rows("train.jsonl")
+    write_rows("copied.jsonl", [*rows, rows[0], rows[0]])
+    job = f"unlearn --data copied.jsonl --forget_rows 0,1 --model {TRAINED} {FEW}"
+    assert run(f"{job} --method ga --max_steps 1 --output_dir copied") == 0
+    said = "2 named rows; equal records that stay in the retain set: 2"
+    assert report_in("copied", "record.json")["forget_set"]["description"] == said
+    assert said in Path("copied/record.md").read_text()
+
+
 def test_an_adapter_is_unlearned_in_place_and_merged_where_it_is_and_nowhere_else(adapter):
     assert run(f"unlearn {FORGET} --model lora/model {STRONG} {FEW} --output_dir again") == 0
     before, after = (load_file(f"{f}/model/adapter_model.safetensors") for f in ("lora", "again"))

@@ -46,6 +46,7 @@ class UnlearningData(Generic[Records]):
         forget_name: the choice of the forget set in words, for records and tables.
         target_class: the class to forget, None if the forget set is not built on one.
         not_found: the number of forget records that are not among the training records.
+        kept_copies: the number of retain records that are known to equal a forget record.
     """
 
     retain: Records
@@ -54,6 +55,7 @@ class UnlearningData(Generic[Records]):
     forget_name: str
     target_class: int | None = None
     not_found: int = 0
+    kept_copies: int = 0
 
     def copies(self) -> int:
         """Count the retain records that are equal to a forget record."""

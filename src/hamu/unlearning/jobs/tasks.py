@@ -217,7 +217,7 @@ class Task(ABC):
         ):
             if count:
                 self.tell(f"warning: {count} {said}")
-        return unseen
+        return replace(unseen, kept_copies=copies)
 
     def announce(self, problem: Problem, more: str) -> None:
         forget = f"forget {len(problem.forget)} {self.noun} ({problem.forget_name})"

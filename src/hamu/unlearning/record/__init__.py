@@ -103,6 +103,8 @@ def _sets(
     description = problem.forget_name
     if problem.target_class is not None:  # its name may be a person's
         description = f"a class, rho {settings['rho']:g}"
+    if problem.kept_copies:
+        description += f"; equal records that stay in the retain set: {problem.kept_copies}"
     found["forget_set"] |= {"chosen_by": chosen_by, "description": description}
     return found
 
