@@ -89,3 +89,15 @@ def test_a_model_card_names_counts_and_figures_but_no_place(tmp_path):
                  "without a certificate", "AUC: 0.03 after, 0.99 before. At 0.5"):  # fmt: skip
         assert said in card
     assert "jane" not in card
+
+
+@pytest.mark.parametrize(("count", "said"), [
+    (None, "to unlearn 8 records: no goal defines a forgotten record."),
+    (0, "to unlearn 8 records: 0 of 8 records are forgotten by the goal unseen."),
+])  # fmt: skip
+def test_a_model_card_opens_with_what_was_done_and_its_outcome(tmp_path, count, said):
+    after = {"forgotten": count, "records": 8, "too_high": 0}
+    goal = None if count is None else {"kind": "unseen", "loss": None, "after": after}
+    write_model_card(tmp_path, base="m", method="ga", forget_records=8, goal=goal)
+    opening = (tmp_path / "README.md").read_text().split("# Unlearned model")[1].split("\n")[2]
+    assert opening == f"Made from `m` by the method `ga`, {said}"
