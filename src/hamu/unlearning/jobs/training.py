@@ -27,7 +27,7 @@ from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
 from hamu.unlearning.jobs.tasks import Task, choose_task
-from hamu.unlearning.record import write_model_card, write_record
+from hamu.unlearning.record import cut_records, cut_words, write_model_card, write_record
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
@@ -252,6 +252,7 @@ def _finish(
         base=str(task.run.model),
         method=trainer.args.method,
         forget_records=len(problem.forget),
+        cut=cut_records(problem.forget),
         reports=reports,
         goal=evaluation["goal"],
     )
@@ -313,6 +314,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         yield f"{forgotten_words(goal)}; {before}; whether that lasts: hamu attack"
         assert trainer.goal_run.goal is not None
         yield from few_unseen(trainer.goal_run.goal, trainer.predictions["forget"])
+    if cut := cut_records(problem.forget):
+        yield f"{cut_words(cut, len(problem.forget))}; --max_length sets what it reads"
     if trainer.promise is not None and trainer.pair.method.constrained is not None:
         yield kept_in_words(trainer.promise)
 

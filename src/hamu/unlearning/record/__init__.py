@@ -98,8 +98,7 @@ def _sets(
     found: dict[str, Any] = {}
     for side in SETS:
         data, entry = problem.sets().get(side), inputs[f"{side} set"]
-        cut = data.truncated if isinstance(data, TextData) else None
-        found[f"{side}_set"] = entry and {**entry, "cut": cut}
+        found[f"{side}_set"] = entry and {**entry, "cut": cut_records(data)}
     description = problem.forget_name
     if problem.target_class is not None:  # its name may be a person's
         description = f"a class, rho {settings['rho']:g}"
@@ -107,6 +106,19 @@ def _sets(
         description += f"; equal records that stay in the retain set: {problem.kept_copies}"
     found["forget_set"] |= {"chosen_by": chosen_by, "description": description}
     return found
+
+
+def cut_records(data: Any) -> int | None:
+    """Number of texts of which the model was given a part; None without texts."""
+    return data.truncated if isinstance(data, TextData) else None
+
+
+def cut_words(cut: int, records: int) -> str:
+    """Statement that the ends of so many forget records were left out."""
+    return (
+        f"{cut} of the {records} records to be forgotten are longer than what the model read; "
+        f"their ends were neither unlearned nor measured"
+    )
 
 
 def _models(run: Path, inputs: Inputs) -> dict[str, Any]:
@@ -208,13 +220,15 @@ def write_model_card(
     base: str | None,
     method: str | None = None,
     forget_records: int = 0,
+    cut: int | None = None,
     reports: Mapping[str, Found] | None = None,
     goal: Found | None = None,
 ) -> None:
     """Write README.md into the folder of a saved model.
 
-    `base` is the model that it was made from, None for one from nothing; `reports` are the figures
-    of each set by column, such as "before" and "after"; `goal` is that of evaluation.json.
+    `base` is the model that it was made from, None for one from nothing; `cut` counts the forget
+    records that the model read a part of; `reports` are the figures of each set by column, such as
+    "before" and "after"; `goal` is that of evaluation.json.
     """
     reports = reports or {}
     columns = [
@@ -236,6 +250,8 @@ def write_model_card(
         made="from nothing" if base is None else f"from `{short_name(base)}`",
         method=method,
         records=forget_records,
+        cut=cut,
+        cut_words=cut_words,
         columns=columns,
         reports=reports,
         aucs=aucs,
@@ -277,6 +293,7 @@ def _templates() -> Environment:
     )
     environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"forgotten_words": forgotten_words, "meaning": meaning}
+    environment.globals["cut_words"] = cut_words
     return environment
 
 
