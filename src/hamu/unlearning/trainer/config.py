@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import parse_flag_from_env  # type: ignore[import-untyped]
-from transformers import TrainingArguments
+from transformers import SchedulerType, TrainingArguments
 from transformers.integrations import integration_utils
 from transformers.utils import logging
 
@@ -17,7 +17,7 @@ from hamu.core.distributed import check_even, world_size
 from hamu.core.methods import Method, StoppingRule, build_method
 from hamu.core.objectives import OBJECTIVES, build_objective
 from hamu.core.pair import OFFLOADS
-from hamu.errors import HamuError, reading
+from hamu.errors import HamuError, reading, unknown
 from hamu.unlearning.goals import check_goal_settings
 
 _warn_once = logging.get_logger(__name__).warning_once
@@ -428,6 +428,8 @@ class UnlearnConfig(TrainConfig):
 
     def _settle_goal(self) -> None:
         """Set what the controller of a run by goal relies on."""
+        if self.lr_scheduler_type not in (schedules := [one.value for one in SchedulerType]):
+            raise unknown("lr_scheduler_type", self.lr_scheduler_type, schedules)
         if self.max_retain_increase is None:
             self.max_retain_increase = DEFAULT_BUDGET
         self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
