@@ -70,8 +70,10 @@ def test_complex_parameters_that_are_frozen_are_no_obstacle():
 
 def test_every_method_is_built_by_its_name():
     for name, cls in method_classes().items():
-        assert type(build_method(name, constraint=0.25, nothing_of_the_kind=1)) is cls
+        assert type(build_method(name, constraint=0.25, forget_weight=0.5)) is cls
     assert build_method("hamu-u", constraint=0.25).constraint == 0.25
+    with pytest.raises(HamuError, match="'forget_wieght' is unknown; did you mean forget_weight"):
+        build_method("hamu-q", forget_wieght=0.9)
 
 
 class Third(Method):

@@ -116,18 +116,26 @@ def build_method(name: str, **settings: Any) -> Method:
 
     Args:
         name: a key of `method_classes`.
-        settings: the method's own settings; it ignores others, so that one set of settings applies
-            to every method of a comparison.
+        settings: the method's own settings; it ignores those of other methods, so that one set of
+            settings applies to every method of a comparison.
 
     Raises:
-        HamuError: if the name is unknown, its class fails to load, or a setting is out of range.
+        HamuError: if the name is unknown, its class fails to load, no method has a setting, or one
+            is out of range.
     """
     classes = method_classes(name)
     if name not in classes:
         raise unknown("method", name, classes)
-    cls = classes[name]
-    own = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else ()
-    return made("method", cls, **{key: value for key, value in settings.items() if key in own})
+    known = dict.fromkeys(key for cls in classes.values() for key in _settings_of(cls))
+    for key in settings:
+        if key not in known:
+            raise unknown("setting", key, known)
+    own = _settings_of(classes[name])
+    return made("method", classes[name], **{key: settings[key] for key in settings if key in own})
+
+
+def _settings_of(cls: type[Method]) -> list[str]:
+    return [one.name for one in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
 
 
 def __getattr__(name: str) -> Any:
