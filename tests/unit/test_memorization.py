@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -85,13 +86,18 @@ def slow_gain(text, texts):
     everything = [f"\n\n{one.strip()}\n" for one in texts]
     places = [(one, i) for one in everything for i in range(2, len(one))]
     shown = f"\n\n{text.strip()}\n"
-    gain, signs = 0.0, len({one[i] for one, i in places}) + 1
+    gain, signs = 0.0, {one[i] for one, i in places} | {None}  # and one for all others
+    often = Counter(one[i] for one, i in places)
+    single = {sign: (often[sign] + 1) / (len(places) + len(signs)) for sign in signs}
     for i in range(2, len(shown)):
-        alone = p = (sum(o[j] == shown[i] for o, j in places) + 1) / (len(places) + signs)
+        chances = single
         for n in (1, 2):
-            after = [o[j] for o, j in places if o[j - n : j] == shown[i - n : i]]
-            p = 0.5 * p + (0.5 * after.count(shown[i]) / len(after) if after else 0)
-        gain += math.log(p) - math.log(alone)
+            after = Counter(o[j] for o, j in places if o[j - n : j] == shown[i - n : i])
+            if after:
+                chances = {s: (p + after[s] / after.total()) / 2 for s, p in chances.items()}
+        assert sum(chances.values()) == pytest.approx(1.0)
+        sign = shown[i] if shown[i] in signs else None
+        gain += math.log(chances[sign]) - math.log(single[sign])
     return gain
 
 
@@ -114,6 +120,8 @@ def test_gibberish_is_told_from_language_by_form():
     slow = [slow_gain(text, known) <= 0 for text in mixed]
     assert 0 < sum(slow) < 30
     assert [gibberish([text], known) for text in mixed] == slow
+    foreign = f"{unseen[0]} {'☃' * 40}"  # after which the texts say nothing of what follows
+    assert gibberish([foreign], known) == (slow_gain(foreign, known) <= 0) == 0.0
 
 
 def test_open_unlearning_has_its_keys_and_units_and_none_without_a_figure():

@@ -69,9 +69,9 @@ def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
     An answer is gibberish if it has no letter or digit, if more than half of its pairs of words
     repeat earlier ones, or, from ten characters on (40 with fewer than 200 texts), if
     Σ log p(c_i | c_i-2, c_i-1) ≤ Σ log p(c_i) over its characters: the trigrams of the texts,
-    interpolated with bigrams and unigrams by ½ each, explain it no better than the frequency of
-    letters does. It needs no classifier of a hub, and reads any language that the texts are in;
-    words in a senseless order pass.
+    interpolated with bigrams and unigrams by ½ each (by none where the texts lack the context),
+    explain it no better than the frequency of letters does. It needs no classifier of a hub, and
+    reads any language that the texts are in; words in a senseless order pass.
 
     Args:
         answers: at least one generated text.
@@ -91,7 +91,7 @@ def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
             alone = p = (grams[0][runs[0]] + 1) / (starts[0][""] + size)
             for n in (1, 2):
                 seen = starts[n][runs[n][:-1]]
-                p = p / 2 + (grams[n][runs[n]] / seen / 2 if seen else 0.0)
+                p = p / 2 + grams[n][runs[n]] / seen / 2 if seen else p
             gain += math.log(p / alone)
         return gain
 
