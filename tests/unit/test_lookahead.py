@@ -143,6 +143,10 @@ def test_every_other_cycle_relearns_some_forgotten_records(made):
     assert found == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
     lookahead.advance([(batch("retain", 65), batch("forget", 4))])
     assert loss.rows[-2:] == [("retain", 33), ("retain", 32)], "a large batch is two steps"
+    lookahead.advance([(batch("retain", 65), batch("forget", 4))])
+    assert loss.rows[-1] == ("retain", 65), "one where the depth, 3, leaves no more"
+    assert lookahead.at_the_end_of_a_retain_cycle
+    assert lookahead.taken == 3
 
 
 @pytest.mark.parametrize("breaks", [False, True])

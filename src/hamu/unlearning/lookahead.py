@@ -83,7 +83,7 @@ class Lookahead:
             torch._foreach_add_(self._point, self._offset)
         records = sum(len(retain["labels"]) for retain, _ in batches)
         parts = [(retain, slice(None), forget) for retain, forget in batches]
-        if records >= _TWO_STEPS_FROM:
+        if records >= _TWO_STEPS_FROM and self.taken + 2 <= self.depth:
             if len(batches) == 1:
                 half = -(-records // 2)
                 ((retain, forget),) = batches
