@@ -268,6 +268,15 @@ def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     assert "80% wanted, also where fine-tuning leads" in end.text
 
 
+def test_a_lasting_run_that_gives_up_has_the_latest_state_and_says_that_none_lasts():
+    work = Work((10, START), *[(9, START + 0.06)] * 20, rehearsals=[(9, 7)] * 20).run()
+    [end] = work.ends
+    assert (end.kind, work.weights) == ("budget", len(work.controller.history) - 1)
+    assert end.text.startswith("no state that lasts was found within the budget")
+    assert "12 measurements in a row brought nothing that lasts; the goal is not" in end.text
+    assert "9 of 10 records are forgotten" in end.text
+
+
 @pytest.mark.parametrize(("found", "rehearsals", "demand", "growth"), [
     ([(9, START + 0.01)] * 2, [(9, 7), (9, 8)], 1.25 * 0.5, 1),  # has lasted once: as it is
     ([(9, START + 0.06), (3, START + 0.06)], [(9, 7)], 0.5, 0.75),  # loses a share it had reached

@@ -1,4 +1,4 @@
-"""The controller of a run by goal: sets demand and rate, measures records, keeps the best state.
+"""The controller of a run by goal: sets demand and rate, measures records, keeps a good state.
 
 It minimises the retain loss under the constraint that a share of the forget records reach their
 targets, with HAMU-Q on the bounded objective as the engine:
@@ -8,7 +8,8 @@ targets, with HAMU-Q on the bounded objective as the engine:
         take the mean of the weights over them (Polyak averaging; not in a lasting run)
         measure every forget record and some retain records
         keep the state if it is within the budget and has the most records forgotten so far, or as
-            many and less missing
+            many and less missing (a lasting run: also if it has the share, for the longer it has
+            run, the better it lasts)
         end if the share is reached within the budget, by all retain records too (a lasting run:
             also after fine-tuning a copy, twice in a row)
         the budget is exceeded           ->  φ halved: the steps repair the retain loss; if φ was
@@ -24,8 +25,9 @@ targets, with HAMU-Q on the bounded objective as the engine:
 Large demands reach an easy goal in few steps. A hard one needs small demands: the cost of large
 ones shows late, because of momentum, and takes long to repair.
 
-It ends with the state that has the most records forgotten of all that were measured within the
-budget, the start included. It ends: k steps have a bound, and so has their number.
+It ends with the state kept last: of all that were measured within the budget, the start included,
+the one that has the most records forgotten; in a lasting run, the latest that has the share, if one
+has. It ends: k steps have a bound, and so has their number.
 """
 
 from __future__ import annotations
@@ -307,7 +309,7 @@ class Controller(TrainerCallback):
 
     @torch.no_grad()
     def _go_back(self) -> None:
-        """Restore the best state, without what optimizer and point ahead remember of another."""
+        """Restore the kept state, without what optimizer and point ahead remember of another."""
         torch._foreach_copy_(self._parameters, self._good)
         if self._optimizer is not None:
             self._optimizer.state.clear()
@@ -316,12 +318,16 @@ class Controller(TrainerCallback):
 
     def _give_up(self) -> None:
         many = f"{self._patience} measurements in a row"
-        what = f"{many} brought nothing better; {self.goal_sentence}"
+        has_share = self._best_count / self._records >= self._goal.share
+        lasts = self._work.lookahead is not None and has_share  # and what is kept is the latest
+        better = "that lasts" if lasts else "better"
+        what = f"{many} brought nothing {better}; {self.goal_sentence}"
         if self._free and not any(self._free):
             never = f"in the last {len(self._free)} measurements no demand was free, however small"
             self._finish("criterion", f"every further step must hurt: {never}; {what}")
         else:
-            budget = f"no better state was found within the budget (retain loss {self.budget:+g})"
+            found = "no state that lasts" if lasts else "no better state"
+            budget = f"{found} was found within the budget (retain loss {self.budget:+g})"
             self._finish("budget", f"{budget}: {what}; --max_retain_increase allows more")
 
     def _end(self, all_done: bool) -> None:
@@ -344,7 +350,7 @@ class Controller(TrainerCallback):
 
     @property
     def goal_sentence(self) -> str:
-        """Standing of the best state, in words."""
+        """Standing of the kept state, in words."""
         return f"the goal is {'reached' if self.reached else 'not reached'}: {self._words()}"
 
     def _words(self) -> str:
@@ -356,7 +362,7 @@ class Controller(TrainerCallback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """State for a checkpoint: with the best state, and the mean of the weights so far."""
+        """State for a checkpoint: with the kept state, and the mean of the weights so far."""
         demand = {"demand": self._method.constraint}
         return {name: getattr(self, name) for name in _SAVED} | demand
 
