@@ -143,9 +143,9 @@ class TrainConfig(TrainingArguments):
             self.save_strategy != "best" or has_metric,
             "save_strategy best needs --eval_strategy steps or epoch, and --metric_for_best_model",
         )
+        fits = self.eval_strategy != "no" and self.save_strategy in (self.eval_strategy, "best")
         _check(
-            not self.load_best_model_at_end
-            or self.save_strategy in ({self.eval_strategy, "best"} - {"no"}),
+            fits or not self.load_best_model_at_end,
             f"load_best_model_at_end needs --save_strategy and --eval_strategy alike, steps or "
             f"epoch; they are {self.save_strategy} and {self.eval_strategy}",
         )
