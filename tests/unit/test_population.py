@@ -113,7 +113,7 @@ def test_rows_that_hold_most_of_a_gradient_are_in_the_sample():
     generator, size = torch.Generator().manual_seed(6), 1 + 9 * (torch.arange(2000) % 50 == 0)
     for columns, deviation in ((64, math.sqrt(2 / 80)), (128, math.sqrt(2 / 160))):
         errors = []
-        for _ in range(20):
+        for _ in range(10):
             like = [size[:, None] * torch.randn(2000, columns, generator=generator)]
             gram, _ = estimated(filled([(like, like)] * 12))
             errors.append(gram.retain_sq[0, 0].item() / like[0].square().sum().item() - 1)
@@ -336,8 +336,8 @@ def test_processes_decide_by_the_sums_that_they_agree_on():
 def test_the_error_is_that_of_the_criterion():
     """Of a block alone it is larger than of the sum over blocks."""
     sides, generator, found = expected(), torch.Generator().manual_seed(8), {}
-    draws = [[noisy(sides, 0.2, generator) for _ in range(64)] for _ in range(60)]
-    for criterion in ("aggregate", "any", "global"):
+    draws = [[noisy(sides, 0.2, generator) for _ in range(64)] for _ in range(40)]
+    for criterion in ("aggregate", "any"):
         method, statuses = HamuQ(0.5, **RELATIVE, stopping=criterion), []
         for each in draws:
             population = filled(each, half_life=64)
