@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class _Child:
         self._name, self._begin = call.name, time.monotonic()
         self._said, says = _CONTEXT.Pipe(duplex=False)
         self.process = _CONTEXT.Process(target=_run, args=(command, call, says))
-        with _environment_of(environment):
+        with _start_in(environment):
             self.process.start()
         says.close()
 
@@ -111,15 +112,20 @@ class _Child:
 
 
 @contextmanager
-def _environment_of(environment: Mapping[str, str]) -> Iterator[None]:
-    """Set a new process's environment, and hold Ctrl-C back until it has a session of its own."""
-    before = dict(os.environ)
+def _start_in(environment: Mapping[str, str]) -> Iterator[None]:
+    """Start a process in this environment, without the main module, which would run again there.
+
+    Ctrl-C is held back until it has a session of its own.
+    """
+    before, main = dict(os.environ), sys.modules["__main__"]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
         os.environ.clear()
         os.environ.update(environment)
         yield
     finally:
+        sys.modules["__main__"] = main
         os.environ.clear()
         os.environ.update(before)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
