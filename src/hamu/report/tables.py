@@ -19,7 +19,7 @@ from rich.text import Text
 
 from hamu.evaluation import attacks
 from hamu.unlearning.compare.runs import METRIC, Comparison, Row, differing_environments
-from hamu.unlearning.goals import ALL_DONE
+from hamu.unlearning.goals import ALL_DONE, LEVEL
 
 Report = Mapping[str, Any]  # figures of a model, as `hamu evaluate` writes them
 SETS = ("retain", "forget", "test", "test_without_class")
@@ -304,7 +304,7 @@ CAPTION = (
     "loss, -ΔL_r: fall of the retain loss. utility: of texts the mean probability of the answers "
     "to retain, of images the negated retain loss. AUC: membership inference on the forget set "
     "(texts: by Min-K%), 0.5 is ideal; AUC retrained: that of the retain model. forgotten: records "
-    "that are forgotten by the goal."
+    "that are forgotten by the goal; too high: of these, losses that stand out above it."
 )
 
 
@@ -314,8 +314,10 @@ def comparison_table(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -
     for row in rows:
         written.append({**row, "pareto": "*" if row.get("pareto") else ""})
         if row.get("forgotten") is not None:
-            count = Column("", "", "g").text(row["forgotten"])
-            written[-1]["forgotten"] = f"{count} of {row['forget_records']}"
+            form, of, high = Column("", "", "g"), row["forget_records"], row.get("too_high") or 0
+            most = high["mean"] if isinstance(high, Mapping) else high
+            stand_out = f", {form.text(high)} too high" if most > LEVEL * of else ""
+            written[-1]["forgotten"] = f"{form.text(row['forgotten'])} of {of}{stand_out}"
     return Table(columns, written)
 
 
