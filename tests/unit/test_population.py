@@ -308,7 +308,10 @@ def test_without_a_criterion_nothing_is_kept():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        *(({"half_life": value}, "half_life .* must be a positive") for value in (0, -1, math.nan)),
+        *(
+            ({"half_life": value}, "half_life .* number of steps from 1 on")
+            for value in (0.9, -1, math.nan)
+        ),
         *(
             ({"half_life": 20, "steps_per_pass": steps}, "steps_per_pass .* two numbers from 1 on")
             for steps in ((0.5, 3), (4, math.nan))

@@ -188,8 +188,8 @@ class PairedGradients:
         half_life: float | None = None,
         steps_per_pass: tuple[float, float] | None = None,
     ) -> None:
-        if half_life is not None and not half_life > 0:
-            raise HamuError(f"half_life {half_life} must be a positive number of steps, or None")
+        if half_life is not None and not half_life >= 1:
+            raise HamuError(f"half_life {half_life} must be a number of steps from 1 on, or None")
         passes = steps_per_pass or (math.inf, math.inf)
         if not all(steps >= 1 for steps in passes):
             raise HamuError(f"steps_per_pass {passes} must be two numbers from 1 on, or None")
