@@ -233,7 +233,7 @@ def attack_figure(attack: str, result: attacks.AttackResult) -> Column:
         return Column("recognised", "forgotten records recognised", ".0%")
     if attack == attacks.QUANTIZE:
         return Column("exact_memorization", "exact memorization of forgotten records", ".0%")
-    return Column("loss", "loss of forgotten records, nats a token", ".2f")
+    return Column("loss", "mean of the forgotten records' losses, nats a token", ".2f")
 
 
 def strengths(attack: str, outcome: attacks.Outcome) -> list[str]:

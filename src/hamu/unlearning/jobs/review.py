@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -100,6 +101,8 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     target = named[0] / REPORT if output is None else Path(output)
     if not target.parent.is_dir():
         raise HamuError(f"the folder {target.parent} of --output is not there")
+    if not os.access(target.parent, os.W_OK):
+        raise HamuError(f"{target.parent} may only be read; choose another place with --output")
     is_page = target.is_file() and MARK.encode() in target.read_bytes()[:1000]
     if target.exists() and not is_page:
         raise HamuError(f"{target} is there and is not a report; choose another --output")
