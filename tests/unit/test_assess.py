@@ -210,10 +210,9 @@ def test_the_second_order_condition_is_the_constrained_minimum(demand):
     sphere = second_order(
         lambda v: 2 * v, g_r, g_f, spectrum_of(2 * torch.eye(12, dtype=F64)), demand
     )
-    assert sphere.unavoidable == sphere.spherical_unavoidable
-    assert sphere.spherical_threshold == pytest.approx(
-        (g_r.norm() * g_f.norm()).item() - 2 * demand
-    )
+    threshold = (g_r.norm() * g_f.norm()).item() - 2 * demand  # ‖g_r‖‖g_f‖ - λQ, of H = λI
+    assert sphere.bound_threshold == pytest.approx(threshold)
+    assert sphere.unavoidable == (sphere.kappa > threshold)
 
 
 @pytest.mark.parametrize("span", [1.0, 1.5, 2.6, 4.0])

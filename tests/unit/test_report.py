@@ -267,6 +267,8 @@ def test_changes_within_chance_are_no_change(tmp_path):
     ("method: gdiff", []),
     ("method: hamu-q\nforget_objective: npo", ["forget"]),
     ("method: npo\nforget_objective: cross_entropy", []),
+    ("auto: true", ["forget"]),
+    ("method: gdiff\nlasting: true", ["forget"]),
     ("method: kl", ["retain"]),
     ("method: of-a-package-that-is-gone", ["forget", "retain"]),
     ("[not, settings]", ["forget", "retain"]),

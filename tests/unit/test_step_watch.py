@@ -92,12 +92,15 @@ def test_a_step_is_held_to_the_demand_on_the_loss_as_it_is(correct_steps, share,
     assert watched.watch.record.summary()["kept"] == kept
 
 
-def test_a_step_that_was_undone_is_not_on_record():
+def test_steps_that_were_undone_are_counted_apart():
     """-s + 100 s² is below zero from s = 0.01 down: first at a sixteenth of the first step."""
     method = HamuQ(0.1, "relative", stopping="off")
     watched = Watched(slopes(retain_bend=100.0), method, trust_region=True)
-    assert [watched.step()[1] for _ in range(5)] == [True] * 4 + [False]
-    assert watched.watch.record.summary()["checked"] == 1
+    assert [watched.step()[1] for _ in range(4)] == [True] * 4
+    assert kept_in_words(watched.watch.record.summary()) == "of 4 checked steps 4 were undone"
+    assert not watched.step()[1]
+    words = "of 5 checked steps 4 were undone; of the other 1, 100% realised at least 95% of"
+    assert kept_in_words(watched.watch.record.summary()).startswith(words)
 
 
 def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(monkeypatch):
@@ -214,7 +217,14 @@ def test_the_record_sums_up():
     for wrecked in (math.inf, -math.inf, math.nan):
         record.add(outcome((-1.0, 1.0), (wrecked, 1.0)))
     ratios = {"retain": 1.0, "forget": 1.0}  # of those that are numbers
-    expected = {"checked": 5, "judged": 2, "clamped": 0, "kept": 0.5, "median_ratio": ratios}
+    expected = {
+        "checked": 5,
+        "undone": 0,
+        "judged": 2,
+        "clamped": 0,
+        "kept": 0.5,
+        "median_ratio": ratios,
+    }
     assert record.summary() == PromiseRecord(**asdict(record)).summary() == expected
     words = "of 5 checked steps 2 had a demand above rounding, of which 50% realised"
     assert kept_in_words(expected).startswith(words)

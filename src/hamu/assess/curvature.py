@@ -141,8 +141,6 @@ class SecondOrder:
 
     demand: float  # Q, in loss
     kappa: float  # g_r·g_f
-    spherical_threshold: float  # ‖g_r‖‖g_f‖ - λQ, λ the largest eigenvalue (Ineq. for H = λI)
-    spherical_unavoidable: bool  # κ lies above it
     positive_definite: bool  # H, by Lanczos' eigenvalues and the solver's directions
     damping: float  # δ, 0 where H is positive definite by a margin
     unavoidable: bool | None  # Q + C > √(AB) (and Q + C > 0), for H + δI; None if undecided
@@ -198,12 +196,9 @@ def second_order(
             unavoidable, least = above, 0.5 * (c**2 / a - b) if c > 0 else -0.5 * b
         else:
             undecided = f"the solver left a residual of {residual:.2g} after {steps} products"
-    spherical = norms - spectrum.largest * demand
     return SecondOrder(
         demand=demand,
         kappa=kappa,
-        spherical_threshold=spherical,
-        spherical_unavoidable=kappa > spherical,
         positive_definite=smallest > 0 and not (x_f.negative or x_r.negative),
         damping=damping,
         unavoidable=unavoidable,

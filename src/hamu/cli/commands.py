@@ -222,8 +222,7 @@ def _curvature(found: Assessment) -> Iterator[tuple[str, str]]:
         yield f"rate trusted up to {share:.0%}", f"{found.trusted_rate(share):.3g}"
     words = {True: "unavoidable", False: "avoidable", None: "undecided"}
     name = f"collateral forgetting at Q = {second.demand:.3g}"
-    yield f"{name}, by λ_max", words[second.spherical_unavoidable]
-    yield f"{name}, by the Hessian", words[second.unavoidable]
+    yield name, words[second.unavoidable]
 
 
 def run(command: str, argv: list[str], console: Console) -> int:

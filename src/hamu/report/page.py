@@ -221,7 +221,7 @@ def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[
     caption = f"Forgotten by the goal {goal_name(goal)}, and quantiles of the records' losses."
     worst = enumerate(goal["after"]["worst"], 1)
     ten = [[f"{n}", number(one["loss"]), number(one["target"])] for n, one in worst]
-    furthest = ["furthest from being forgotten", "loss", "needed"]
+    furthest = ["furthest from being forgotten", "loss", "enough"]
     found = [text_table(furthest, ten, "At most ten records are listed.")] * bool(ten)
     return [text_table(heads, rows, caption), *found]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hamu import files
 from hamu.core.methods import method_classes
-from hamu.core.objectives import CrossEntropy
+from hamu.core.objectives import Bounded, CrossEntropy
 from hamu.data import ImageData, TextRecords
 from hamu.errors import HamuError, first_line
 from hamu.evaluation import Predictions, TokenPredictions, rouge_l_recall
@@ -168,6 +168,8 @@ class Run:
         if method is None or not self.settings:
             return None
         if side == "forget":
+            if self.settings.get("auto") or self.settings.get("lasting"):
+                return Bounded.name
             return self.settings.get("forget_objective") or method.forget_objective
         return method.retain_objective
 

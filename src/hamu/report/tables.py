@@ -399,7 +399,7 @@ def remarks(comparison: Comparison) -> list[str]:
     volumes = sorted(comparison.hypervolumes.items(), key=lambda item: -item[1])
     found = ", ".join(f"{name} {one:.4g}" for name, one in volumes)
     origin = f"({reference.forget:g}, {reference.retain:.4g})"
-    lines += [CAPTION, f"hypervolume over {origin}: {found}"]
+    lines += [CAPTION, *([f"hypervolume over {origin}: {found}"] * bool(comparison.start))]
     if (level := comparison.level) is not None:
         other, beyond = ("-ΔL_r", "more") if level.side == "forget" else ("ΔL_f", "less")
         lines.append(

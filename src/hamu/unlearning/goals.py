@@ -418,5 +418,5 @@ def goal_lines(goal: Mapping[str, Any]) -> list[str]:
     ]
     if after["worst"]:
         worst = ", ".join(f"{one['loss']:.3g} of {one['target']:.3g}" for one in after["worst"])
-        lines.append(f"furthest from being forgotten (loss of what is needed): {worst}")
+        lines.append(f"furthest from being forgotten (loss of what is enough): {worst}")
     return lines

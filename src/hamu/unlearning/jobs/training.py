@@ -303,7 +303,9 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
             losses = (
                 f"the forget loss was {start['forget_loss']:.4f} and is {end['forget_loss']:.4f}"
             )
-            way = "take more steps, or a higher rate (`hamu assess` suggests one, --auto finds one)"
+            suits = trainer.args.method == "hamu-q" and trainer.args.forget_objective is None
+            finds = ", --auto finds one" if suits else ""
+            way = f"take more steps, or a higher rate (`hamu assess` suggests one{finds})"
             yield f"the model has hardly moved: {losses}, at learning rate {rate:g}; {way}"
         yield _best(trainer)
     elif controller.goal_sentence not in trainer.stop.text:

@@ -112,13 +112,17 @@ class PromiseRecord:
     """Sum of the steps that were checked."""
 
     checked: int = 0
+    undone: int = 0  # of these by the trust region; the rest counts them nowhere
     kept: list[bool] = field(default_factory=list)  # of each with a demand above rounding
     clamped: int = 0  # of these
     ratios: dict[str, list[float]] = field(default_factory=lambda: {"retain": [], "forget": []})
 
-    def add(self, outcome: StepOutcome) -> None:
+    def add(self, outcome: StepOutcome, *, is_undone: bool = False) -> None:
         """Add what one step promised and did."""
         self.checked += 1
+        self.undone += is_undone
+        if is_undone:
+            return
         for side in outcome.promised:
             ratio = outcome.ratio(side)
             if ratio is not None and math.isfinite(ratio):
@@ -128,11 +132,12 @@ class PromiseRecord:
             self.clamped += outcome.clamped
 
     def summary(self) -> dict[str, Any] | None:
-        """Counts of checked, judged, clamped steps, share that kept the demand, median ratios."""
+        """Counts of steps checked, undone, judged, clamped; share that kept the demand; ratios."""
         if not self.checked:
             return None
         return {
             "checked": self.checked,
+            "undone": self.undone,
             "judged": len(self.kept),
             "clamped": self.clamped,
             "kept": sum(self.kept) / len(self.kept) if self.kept else None,
@@ -144,10 +149,16 @@ def kept_in_words(summary: dict[str, Any]) -> str:
     """Begin a sentence with the share of checked steps that realised their demand."""
     checked, judged, kept = summary["checked"], summary["judged"], summary["kept"]
     steps = f"of {checked:,} checked {'step' if checked == 1 else 'steps'}"
+    if undone := summary.get("undone", 0):  # older records lack it
+        checked -= undone
+        steps += f" {undone:,} {'was' if undone == 1 else 'were'} undone"
+        if not checked:
+            return steps
+        steps += f"; of the other {checked:,},"
     if kept is None:
         return f"{steps} none had a demand above rounding"
     realised = f"{percent(kept)} realised at least {KEPT:.0%} of"
-    clamped = summary.get("clamped", 0)  # older records lack it
+    clamped = summary.get("clamped", 0)
     times = "1 time" if clamped == 1 else f"{clamped:,} times"
     cut = f" ({times} cut to what is possible)" if clamped else ""
     if judged == checked:
@@ -403,8 +414,7 @@ class StepWatch(TrainerCallback):
         if outcome.kept is not None:
             self.figures["promise_kept"] = float(outcome.kept)
         self.figures["trust"] = outcome.trust if math.isfinite(outcome.trust) else -math.inf
-        if not is_undone:
-            self.record.add(outcome)
+        self.record.add(outcome, is_undone=is_undone)
         return is_undone
 
     def _outcome(self, step: PairStep) -> StepOutcome:
