@@ -1,6 +1,7 @@
 """Running estimates of the expected gradients: unbiased, exact without noise, resumed bit by bit."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -69,17 +70,21 @@ def test_norms_dot_and_squared_dot_are_unbiased_where_those_of_a_batch_are_not()
     assert (batch.mean(0) > 1.5).all()
 
 
-def test_the_standard_error_is_that_of_repeated_runs():
+@pytest.mark.parametrize(
+    ("method", "max_norm"),
+    [(HamuQ(0.5, **RELATIVE), 1.0), (HamuQ(0.5), 1.0), (HamuQ(1.0), None)],
+)
+def test_the_standard_error_is_that_of_repeated_runs(method, max_norm):
     sides, generator = expected(), torch.Generator().manual_seed(2)
-    method, headrooms, errors = HamuQ(0.5, **RELATIVE), [], []
-    for _ in range(200):
+    headrooms, errors = [], []
+    for _ in range(100):
         population = filled([noisy(sides, 0.2, generator) for _ in range(64)], half_life=64)
-        status = population.judge(population.sums(same), method, 1.0)
+        status = population.judge(population.sums(same), method, max_norm)
         headrooms.append(status.headroom)
         errors.append(status.error)
     spread = torch.tensor(headrooms).std().item()
     assert torch.tensor(errors).mean().item() == pytest.approx(spread, rel=0.35)
-    assert sum(headrooms) / len(headrooms) == pytest.approx(1.6, abs=0.03)  # sinθ/φ = 0.8/0.5
+    assert sum(headrooms) / len(headrooms) == pytest.approx(1.6, abs=0.05)  # sinθ/φ = 0.8/0.5
 
 
 @pytest.mark.parametrize("method", [HamuQ(0.5, **RELATIVE), HamuU(0.5), HamuQ(0.5)])
@@ -190,8 +195,7 @@ def test_noise_hides_the_criterion_from_a_batch_but_not_from_the_population():
     steps = run(pair_of(half_life=40.0), draws)
     assert steps[-1].should_stop
     assert FEWEST <= len(steps) < 100
-    assert steps[-1].reason.endswith("%")
-    assert "confidence" in steps[-1].reason
+    assert re.search(r"; confidence \d+% by this estimate alone$", steps[-1].reason)
     status = steps[-1].population
     assert isinstance(status, PopulationStatus)
     assert status.conflict

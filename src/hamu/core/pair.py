@@ -588,7 +588,8 @@ class PairedGradients:
         if not self._memory.update(judged(status.headroom, status.error), status.conflict):
             return ""
         explained = self._memory.explain(*(getattr(status, name) for name in _OF_A_STOP))
-        return f"{explained}; confidence {status.confidence(self._memory.rule.margin):.0%}"
+        sure = status.confidence(self._memory.rule.margin)
+        return f"{explained}; confidence {sure:.0%} by this estimate alone"
 
     def _write(
         self, retain: Grads, forget: Grads, a: list[float], b: list[float], keep: Collection[str]

@@ -282,7 +282,7 @@ class Population:
         clip = gram.clip_factors(max_norm)
 
         def standing(gram: PairGram) -> ConstraintStatus:
-            status = method.weigh(gram.scaled(*clip)).constraint
+            status = method.weigh(gram.scaled(*gram.clip_factors(max_norm))).constraint
             assert status is not None
             return status
 
@@ -301,13 +301,8 @@ class Population:
         if math.isnan(demand):  # too few steps were finite
             return None
         if demand > 0:
-            headroom = status.free_limit.item() / demand
-            if method.stopping_rule.criterion == "aggregate":  # a share of the reach
-                reach = grams.retain_norm * grams.forget_norm
-                free = (reach * grams.sin).sum(0) / reach.sum(0)
-                others = (free[1:] * status.max_demand / demand).tolist()
-            else:
-                others = [one.headroom for one in map(standing, fewer)]
+            headroom = status.headroom
+            others = [one.headroom for one in map(standing, fewer)]
             left = self._noise_left(line).max().item()
             error = _jackknife_error(others) * math.sqrt(left)
         values = (own[name] if name in own else getattr(status, name) for name in _READ)

@@ -93,7 +93,7 @@ class StoppingMemory:
         if not some_demand_is_free:
             return (
                 f"the demand {clipped_demand:.4g} has a price ({self.rule.criterion}), and so has "
-                f"every smaller one: every further step must hurt"
+                f"every smaller one"
             )
         enough, criterion = 1.0 + self.rule.margin, self.rule.criterion
         if self.rule.window > 1:
