@@ -36,6 +36,8 @@ def act(word, of):
     if word == "say":
         print("a warning", file=sys.stderr)
         raise HamuError(of[0])
+    if word == "look":
+        raise HamuError(os.environ[of[0]])
     if word == "end":
         sys.exit(int(of[0]))
     if word == "raise":
@@ -63,7 +65,7 @@ def _together(folder, jobs):
     wait_until(lambda: (folder / "full").exists() or len(list(folder.glob("*.running"))) >= jobs)
     (folder / "full").touch()
     with open(folder / "counts", "a") as counts:
-        counts.write(f"{len(list(folder.glob('*.running')))} {os.environ['OMP_NUM_THREADS']}\n")
+        counts.write(f"{len(list(folder.glob('*.running')))} {os.environ['THREADS']}\n")
     mine.unlink()
     return 0
 
@@ -87,7 +89,7 @@ def test_as_many_run_at_a_time_as_are_allowed_and_share_the_threads(
     forked, tmp_path, monkeypatch, jobs
 ):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: os.environ.update(THREADS=str(n)))
     assert set(reasons([("together", tmp_path, jobs)] * 6, jobs).values()) == {""}
     lines = [line.split() for line in (tmp_path / "counts").read_text().splitlines()]
     assert max(int(count) for count, _ in lines) <= jobs
@@ -172,6 +174,15 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.startswith("['nowhere has no record.json"), done
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", ["a" * 200_000, "b"])
+def test_each_comparison_gives_its_runs_its_own_environment(value):
+    pool = Children(1, {**os.environ, "OWN": value[:10]}, act)
+    assert [one.reason for one in pool.make([Call("run", "look", ("OWN",))])] == [value[:10]]
+    pool = Children(1, os.environ, act)
+    [ended] = pool.make([Call("run", "say", (value,))])
+    assert ended.reason == value[:10_000], "however long it is"
 
 
 def test_a_signal_between_two_rounds_of_runs_ends_the_next_at_once():

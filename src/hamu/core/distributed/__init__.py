@@ -32,8 +32,8 @@ from hamu.errors import HamuError
 T = TypeVar("T")
 Grads = list[Tensor | None]
 # as torch 2.13 calls them, and as it did before
-_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 BUCKET = 1 << 22  # elements exchanged at once, unless one tensor is larger
 
 

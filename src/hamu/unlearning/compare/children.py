@@ -21,6 +21,7 @@ from hamu.errors import HamuError, Interrupted, first_line
 
 Command = Callable[[str, Mapping[str, Any]], Any]  # of a module, which another process finds
 _POLL = 0.1  # seconds
+_LONGEST = 10_000  # characters of a reason: a pipe holds them until they are read
 # Threads and devices do not survive a fork; without a device, a server that only imports does.
 _START = "spawn" if torch.accelerator.is_available() else "forkserver"
 _CONTEXT: Any = multiprocessing.get_context(_START)
@@ -56,8 +57,7 @@ class Children:
     def __init__(self, jobs: int, environment: Mapping[str, str], command: Command) -> None:
         self._jobs, self._command = jobs, command
         self._environment = {**environment, "PYTHONSAFEPATH": "1"}  # no file here is a library
-        if jobs > 1:
-            self._environment["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // jobs))
+        self._threads = max(1, torch.get_num_threads() // jobs)
         _CONTEXT.set_forkserver_preload([command.__module__])  # each child begins with it loaded
         self._asked, self.asked_by = 0, 0
 
@@ -72,7 +72,8 @@ class Children:
         try:
             while running or (waiting and not self._asked):
                 while waiting and len(running) < self._jobs and not self._asked:
-                    running.append(_Child(waiting.popleft(), self._command, self._environment))
+                    job = self._command, waiting.popleft(), self._environment, self._threads
+                    running.append(_Child(*job))
                 if self._asked > obeyed:
                     obeyed = self._asked
                     for child in running:
@@ -90,10 +91,13 @@ class Children:
 class _Child:
     """A call under way."""
 
-    def __init__(self, call: Call, command: Command, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Command, call: Call, environment: Mapping[str, str], threads: int
+    ) -> None:
         self._name, self._begin = call.name, time.monotonic()
         self._said, says = _CONTEXT.Pipe(duplex=False)
-        self.process = _CONTEXT.Process(target=_run, args=(command, call, says))
+        job = command, call, environment, threads, says
+        self.process = _CONTEXT.Process(target=_run, args=job)
         with _start_in(environment):
             self.process.start()
         says.close()
@@ -131,9 +135,14 @@ def _start_in(environment: Mapping[str, str]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _run(command: Command, call: Call, says: Any) -> None:
+def _run(
+    command: Command, call: Call, environment: Mapping[str, str], threads: int, says: Any
+) -> None:
     """Run a job here: Ctrl-C is for the parent, which ends the others in order."""
     os.setsid()
+    os.environ.clear()  # that of the fork server is of the time when it started
+    os.environ.update(environment)
+    torch.set_num_threads(threads)
     gc.freeze()  # no collection goes through the libraries
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that was held back
@@ -151,7 +160,7 @@ def _run(command: Command, call: Call, says: Any) -> None:
         code, reason = 2, str(error)
     except Exception as error:
         code, reason = 2, f"{type(error).__name__}: {first_line(error)}"
-    says.send(" ".join(reason.split()))
+    says.send(" ".join(reason.split())[:_LONGEST])
     sys.exit(code)
 
 
