@@ -135,6 +135,8 @@ def test_what_the_step_reports_is_what_the_gradients_do():
     assert first.startswith("PairStep: step")
     assert f"cosθ {step.cos.item():+.4f}; weights in 2 blocks" in second
     assert f"forget loss {step.promised_forget_change.item():+.4g}" in third
+    clipped, grads = combine(HamuQ(0.3, **RELATIVE), retain, forget, max_grad_norm=0.1)
+    assert f"forget loss {f.dot(-flat(grads)).item():+.4g}" in repr(clipped), "not of what is cut"
 
 
 @pytest.mark.parametrize(("angle", "regime", "direct"), [(3.0, 0, 1), (1.6, 1, 0), (0.2, 2, 0)])

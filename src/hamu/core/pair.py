@@ -76,9 +76,9 @@ class PairStep:
     population: PopulationStatus | None = None
 
     def __repr__(self) -> str:
-        """Decision, gradients with weights, predicted changes, in three lines."""
+        """Decision, gradients with weights, predicted changes, in three lines; nothing clipped."""
         a, b = self.weights.retain, self.weights.forget
-        changes = self.gram.changes(a, b)
+        changes = (one / clip for one, clip in zip(self.gram.changes(a, b), self.clip, strict=True))
         figures = (*self.gradient_norms, self.cos, a.min(), a.max(), b.min(), b.max(), *changes)
         retain, forget, cos, a0, a1, b0, b1, of_retain, of_forget = torch.stack(figures).tolist()
         return (
