@@ -199,12 +199,13 @@ def test_a_method_whose_weights_are_not_finite_is_named(weight):
     [
         lambda gram: Weights(torch.ones_like(gram.dot), -torch.ones_like(gram.total().dot)),
         lambda gram: Weights(1.0, -1.0),
+        lambda gram: (torch.ones_like(gram.dot), -torch.ones_like(gram.dot)),
         lambda gram: Weights(gram.dot.sum(), gram.dot),
     ],
 )
 def test_a_method_whose_weights_are_not_one_to_a_block_is_named(weigh, monkeypatch):
     monkeypatch.setattr(Own, "weigh", lambda self, gram: weigh(gram))
-    with pytest.raises(HamuError, match="own gave not one weight for each of 2 blocks; a weight"):
+    with pytest.raises(HamuError, match="own gave no Weights with one for each of 2 blocks"):
         combine(Own(), *vectors())
 
 

@@ -505,10 +505,11 @@ class PairedGradients:
         clip = gram.clip_factors(self.max_grad_norm)
         gram = gram.scaled(*clip)
         weights = self.method.weigh(gram)
-        shapes = {getattr(side, "shape", None) for side in (weights.retain, weights.forget)}
+        sides = (getattr(weights, side, None) for side in SIDES)
+        shapes = {getattr(side, "shape", None) for side in sides}
         if shapes != {gram.dot.shape}:
             raise HamuError(
-                f"{self.method.name} gave not one weight for each of {len(gram.dot)} blocks; "
+                f"{self.method.name} gave no Weights with one for each of {len(gram.dot)} blocks; "
                 f"a weight of the whole model is weight.expand_as(gram.dot)"
             )
         figures = {
@@ -559,7 +560,7 @@ class PairedGradients:
                 f"the constraint {demand:.4g} cannot be met: the gradients allow at most "
                 f'{most:.4g}; lower it or use constraint_mode="relative"'
                 if most > 0
-                else "the constraint cannot be met: a gradient that it needs is zero"
+                else "the constraint cannot be met: in each block a gradient that it needs is zero"
             )
             return self.method.on_infeasible, "infeasible", why
         largest = max(map(abs, multiples))
