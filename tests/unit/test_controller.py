@@ -108,6 +108,11 @@ def high(count):
     return count, START + 0.06, 0.1, 9.0
 
 
+def test_progress_after_going_back_is_that_over_the_state_gone_back_to():
+    work = Work((3, START + 0.04), (9, START + 5.0), (5, START + 0.04)).run()
+    assert (work.demand, work.controller.rate) == (0.1, 0.5 * work.controller._first_rate)
+
+
 @pytest.mark.parametrize(("found", "demand", "growth"), [
     ([(1, START + 0.04)], 0.5, 1),  # progress
     ([STUCK], 0.5, 1),

@@ -167,6 +167,7 @@ class Controller(TrainerCallback):
         self._note(now, step)
         if self._adapt(now):
             now = self._work.stand()
+        self._last_missing, self._last_too_high = now.missing, int(now.too_high.sum())
         self._work.focus(now)
         if not self.ended and self._idle >= self._patience:
             self._give_up()
@@ -214,8 +215,7 @@ class Controller(TrainerCallback):
             self._change(rate=0.75)
         elif not self._lasted:  # what has lasted once is rehearsed again as it is
             self._speed_up(now, within, cost)
-        self._last_missing, self._last_cost = now.missing, cost
-        self._last_too_high = int(now.too_high.sum())
+        self._last_cost = cost
         if self._constraint is not None:
             known = self._free[1 - self._patience :]
             self._free = [*known, bool(self._constraint.some_demand_is_free)]
