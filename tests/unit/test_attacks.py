@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -131,25 +132,21 @@ def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier,
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "kind", "message"),
     [
-        ({"attack_learning_rate": 0.0}, "attack_learning_rate 0.0 must be above 0"),
-        ({"attack_steps": 0}, "attack_steps 0 must be at least 1"),
-        ({"attack_batch_size": 0}, "attack_batch_size 0 must be at least 1"),
-        ({"attacks": "relearn"}, "choose from relearn-retain"),
-        ({"attacks": "prefill"}, "not for images"),
+        ({"attack_learning_rate": 0.0}, "image", "attack_learning_rate 0.0 must be above 0"),
+        ({"attack_steps": 0}, "image", "attack_steps 0 must be at least 1"),
+        ({"attack_batch_size": 0}, "image", "attack_batch_size 0 must be at least 1"),
+        ({"attacks": "relearn"}, "image", "choose from relearn-retain"),
+        ({"attacks": "prefill"}, "image", "not for images"),
+        ({"attack_batch_size": 1}, "text", "attack_batch_size 1 leaves relearn-few no room"),
+        ({"attack_batch_size": 1, "attacks": "relearn-retain"}, "text", None),
+        ({"attack_batch_size": 1}, "image", None),
     ],
 )
-def test_settings_out_of_range_and_attacks_not_for_such_records_are_errors(given, message):
-    with pytest.raises(HamuError, match=message):
-        AttackSettings(**given).names("image")
-
-
-def test_a_batch_of_one_text_has_no_room_for_both_sets_but_serves_the_other_attacks():
-    with pytest.raises(HamuError, match="attack_batch_size 1 leaves relearn-few no room"):
-        AttackSettings(attack_batch_size=1).names("text")
-    assert AttackSettings("relearn-retain", attack_batch_size=1).names("text")
-    assert AttackSettings(attack_batch_size=1).names("image")
+def test_settings_out_of_range_and_attacks_not_for_such_records_are_errors(given, kind, message):
+    with nullcontext() if message is None else pytest.raises(HamuError, match=message):
+        AttackSettings(**given).names(kind)
 
 
 def test_leak_at_k_is_the_mean_of_the_best_over_all_choices_of_k_draws():
@@ -189,11 +186,11 @@ def test_answers_begin_behind_the_prompt_where_the_loss_is_of_all_and_words_are_
 
 
 def result_of(kind, **curves):
-    """A result of relearn-retain: of each model a figure at 0 and 20 steps."""
+    """A result of relearn-retain: of each model a figure at every 20 steps."""
     name = "loss" if kind == "text" else "recognised"
     outcomes = {
-        role: Outcome((0, 20), {name: tuple((value,) for value in ends)})
-        for role, ends in curves.items()
+        role: Outcome(range(0, 20 * len(at), 20), {name: tuple((value,) for value in at)})
+        for role, at in curves.items()
     }
     return AttackResult(kind, {"relearn-retain": outcomes})
 
@@ -218,26 +215,21 @@ def result_of(kind, **curves):
         ("text", {"unlearned": (5.3, 4.8), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
         ("text", {"unlearned": (5.3, 4.5), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, False),
         ("text", {"unlearned": (20.0, 8.0), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
+        # above the retrained one at 20 steps, not at 40
+        (
+            "text",
+            {"unlearned": (8, 4.1, 3), "retrained": (4, 4, 3.3), "original": (1, 1, 1)},
+            False,
+        ),
     ],
 )
 def test_the_verdict_follows_its_rule(kind, curves, expected):
     result = result_of(kind, **curves)
     assert lasts(result) is expected
-    heads = {True: "It lasts: 20 steps", False: "It does not last: 20 steps"}
+    steps = 20 * len(curves["unlearned"]) - 20
+    heads = {True: f"It lasts: {steps} steps", False: f"It does not last: {steps} steps"}
     assert sentence(result).startswith(heads.get(expected, "Whether it lasts is open"))
     assert not re.search(r" -\d", sentence(result)), "nothing is given back, not less"
-
-
-def test_a_text_lasts_if_it_lasts_at_each_step():
-    """At 20 steps its loss is above the retrained one, at 40 it is not."""
-    losses = {"unlearned": (8, 4.1, 3.0), "retrained": (4, 4.0, 3.3), "original": (1, 1, 1)}
-    curves = {
-        role: Outcome((0, 20, 40), {"loss": tuple((float(one),) for one in of)})
-        for role, of in losses.items()
-    }
-    result = AttackResult("text", {"relearn-retain": curves})
-    assert lasts(result) is False
-    assert sentence(result).startswith("It does not last: 40 steps")
 
 
 def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved():
