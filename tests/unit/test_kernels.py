@@ -41,33 +41,18 @@ def test_kernels_can_be_compiled_for_a_gpu_that_is_not_here(capability, monkeypa
     from hamu.core import kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    bf16 = kernels._TYPES[torch.bfloat16]
+    bf16, wide = (kernels._TYPES[of] for of in (torch.bfloat16, torch.float32))
     sizes = {"IS_ALIGNED": True, "CHUNK": kernels._CHUNK, "BLOCK": kernels._BLOCK}
     table = dict.fromkeys(["addresses", "tensors", "indices", "sizes"], "*i64") | {"count": "i32"}
-    wide = kernels._TYPES[torch.float32]
+    sums, weights = {"out": "*fp64"}, {"weights": "*fp64"}
     for function, of, constants in (
-        (
-            kernels._gram_kernel,
-            table | {"out": "*fp64"},
-            {"OF_RETAIN": bf16, "OF_FORGET": bf16} | sizes,
-        ),
-        (
-            kernels._combine_kernel,
-            table | {"weights": "*fp64"},
-            {"TYPE": bf16, "WIDE": wide} | sizes,
-        ),
-        (
-            kernels._sum_kernel,
-            {"of_chunks": "*fp64", "starts": "*i64", "out": "*fp64"},
-            {"ROWS": 256},
-        ),
+        (kernels._gram_kernel, table | sums, {"OF_RETAIN": bf16, "OF_FORGET": bf16} | sizes),
+        (kernels._combine_kernel, table | weights, {"TYPE": bf16, "WIDE": wide} | sizes),
+        (kernels._sum_kernel, {"of_chunks": "*fp64", "starts": "*i64"} | sums, {"ROWS": 256}),
     ):
-        signature = of | dict.fromkeys(constants, "constexpr")
-        source = ASTSource(
-            fn=function,
-            signature={n: signature[n] for n in function.arg_names},
-            constexprs=constants,
-        )
+        given = of | dict.fromkeys(constants, "constexpr")
+        given = {name: given[name] for name in function.arg_names}
+        source = ASTSource(fn=function, signature=given, constexprs=constants)
         code = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
         assert ("v4.b32" in code) == ("IS_ALIGNED" in constants)
 

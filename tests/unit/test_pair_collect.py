@@ -150,42 +150,37 @@ def test_a_frozen_parameter_takes_no_part_and_is_refused_once_it_is_unfrozen(mod
     assert pair.combine().decision == "step"
 
 
-@pytest.mark.parametrize("use_orig_params", [True, False])
-def test_a_model_wrapped_in_fsdp1_is_refused(tmp_path, use_orig_params):
-    store, device = f"file://{tmp_path / 'store'}", torch.device("cpu")
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        settings = {"device_id": device, "use_orig_params": use_orig_params}
-        wrapped = FullyShardedDataParallel(nn.Linear(3, 2), **settings)
-        for model in (wrapped, wrapped.module):
-            with pytest.raises(HamuError, match=r"FullyShardedDataParallel; .* fully_shard"):
-                PairedGradients(model, HamuQ())
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_a_model_replicated_by_tensor_parallelism_is_refused(tmp_path):
+@pytest.fixture
+def one_process(tmp_path):
     store = f"file://{tmp_path / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        values = [
-            distribute_tensor(torch.ones(4), mesh, [kind]) for kind in (Shard(0), Replicate())
-        ]
-        with pytest.raises(HamuError, match="with fully_shard on one mesh"):
-            PairedGradients(Holder(values), HamuQ())
-    finally:
-        torch.distributed.destroy_process_group()
+    yield
+    torch.distributed.destroy_process_group()
 
 
-def test_blocks_of_a_model_in_ddp_are_named_as_those_of_the_model(tmp_path):
-    store, model = f"file://{tmp_path / 'store'}", nn.Linear(3, 2)
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        parallel = nn.parallel.DistributedDataParallel(model)
-        pairs = [PairedGradients(m, HamuQ()) for m in (parallel, torch.compile(parallel), model)]
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_a_model_wrapped_in_fsdp1_is_refused(use_orig_params):
+    settings = {"device_id": torch.device("cpu"), "use_orig_params": use_orig_params}
+    wrapped = FullyShardedDataParallel(nn.Linear(3, 2), **settings)
+    for model in (wrapped, wrapped.module):
+        with pytest.raises(HamuError, match=r"FullyShardedDataParallel; .* fully_shard"):
+            PairedGradients(model, HamuQ())
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_model_replicated_by_tensor_parallelism_is_refused():
+    mesh = init_device_mesh("cpu", (1,))
+    values = [distribute_tensor(torch.ones(4), mesh, [kind]) for kind in (Shard(0), Replicate())]
+    with pytest.raises(HamuError, match="with fully_shard on one mesh"):
+        PairedGradients(Holder(values), HamuQ())
+
+
+@pytest.mark.usefixtures("one_process")
+def test_blocks_of_a_model_in_ddp_are_named_as_those_of_the_model():
+    model = nn.Linear(3, 2)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    pairs = [PairedGradients(m, HamuQ()) for m in (parallel, torch.compile(parallel), model)]
     assert [pair.names for pair in pairs] == [["weight", "bias"]] * 3
 
 
@@ -193,12 +188,13 @@ def vector(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+VECTOR, ZERO = vector(3, 4), vector(0, 0)
+
+
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @pytest.mark.parametrize("blocks", ["tensor", "model"])
 def test_a_parameter_that_no_side_uses_keeps_no_gradient(method, blocks):
-    pair = PairedGradients(
-        Holder([vector(0, 0), vector(0)]), method(0.3, **RELATIVE), blocks=blocks
-    )
+    pair = PairedGradients(Holder([vector(0, 0), ZERO]), method(0.3, **RELATIVE), blocks=blocks)
     collect(pair, "retain", [vector(1, 0), None])
     collect(pair, "forget", [vector(0, 1), None])
     step = pair.combine()
@@ -221,9 +217,6 @@ def test_a_block_that_only_one_side_uses_follows_the_objective_alone(method):
     shares = (1, 0.3) if method is HamuQ else (0.3, 1)
     torch.testing.assert_close(grads[0], shares[0] * 2 * vector(3, 4) / 5)
     torch.testing.assert_close(grads[1], -shares[1] * 2 * vector(5, 12) / 13)
-
-
-VECTOR, ZERO = vector(3, 4), vector(0, 0)
 
 
 @pytest.mark.parametrize("on_infeasible", ["stop", "skip"])
