@@ -26,9 +26,8 @@ def test_twenty_layerwise_steps_match_to_1e_12(variant):
     golden = np.load(GOLDEN / "layerwise.npz")
     names = [str(name) for name in golden["names"]]
     lr, constraint = float(golden["lr"]), float(golden["Q"])
-    model = nn.Sequential(
-        nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
-    ).double()
+    layers = nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
+    model = nn.Sequential(*layers).double()
     model.load_state_dict({name: torch.tensor(golden[f"init/{name}"]) for name in names})
     # The paper's criterion is compared, not obeyed: the golden run takes all twenty steps.
     pair = PairedGradients(model, METHODS[variant](constraint / lr, stopping="off"))

@@ -68,9 +68,8 @@ def test_a_hundred_steps_follow_the_transcription(variant, layerwise):
     demand = 0.05 * LR
     # The paper's criterion is compared at every step, not obeyed, so that all hundred are taken.
     method = (HamuQ if variant == "q" else HamuU)(demand / LR, stopping="off")
-    pair = PairedGradients(
-        ours, method, blocks="tensor" if layerwise else "model", max_grad_norm=None
-    )
+    blocks = "tensor" if layerwise else "model"
+    pair = PairedGradients(ours, method, blocks=blocks, max_grad_norm=None)
     optimizer = torch.optim.SGD(ours.parameters(), lr=LR)
     branches, stops = set(), set()
     for retain, forget in batches():

@@ -12,9 +12,8 @@ from scipy.optimize import minimize
 
 from hamu import HamuQ, HamuU
 
-angles = st.floats(1e-5, math.pi - 1e-5) | st.sampled_from(
-    [1e-5, 1e-3, math.pi / 2, math.pi - 1e-3]
-)
+some_angles = [1e-5, 1e-3, math.pi / 2, math.pi - 1e-3]
+angles = st.floats(1e-5, math.pi - 1e-5) | st.sampled_from(some_angles)
 log_norms = st.floats(-9, 9)
 block = st.tuples(st.integers(2, 20), angles, log_norms, log_norms)
 blocks = st.lists(block, min_size=1, max_size=3)
@@ -53,9 +52,7 @@ def solver_optimum(g_o, g_c, phi, ours):
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @settings(max_examples=25)
 @given(specs=blocks, seed=seeds, share=shares_of_reach)
-def test_no_solver_finds_a_better_step_and_both_constraints_hold(
-    method, radius, distribution, specs, seed, share
-):
+def test_no_solver_finds_a_better_step(method, radius, distribution, specs, seed, share):
     retain, forget, sides = problem(specs, seed, method is HamuQ)
     radii = [g_o.norm().item() if radius == "gradient" else radius for g_o, _ in sides]
     reach = [R * g_c.norm().item() for R, (_, g_c) in zip(radii, sides, strict=True)]
@@ -87,15 +84,8 @@ def cost_of(method, weights, gram):
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
-@given(
-    cos=st.floats(-0.999, 0.999),
-    share=st.floats(1e-3, 0.999),
-    log_retain=log_norms,
-    log_forget=log_norms,
-)
-def test_above_kappa_2_the_objective_must_be_hurt_and_below_it_need_not(
-    method, cos, share, log_retain, log_forget
-):
+@given(st.floats(-0.999, 0.999), st.floats(1e-3, 0.999), log_norms, log_norms)
+def test_above_kappa_2_the_objective_must_be_hurt(method, cos, share, log_retain, log_forget):
     gram = gram_at(10**log_retain, 10**log_forget, cos)
     weights = method(share, constraint_mode="relative", stopping="global").weigh(gram)
     status, cost = weights.constraint, cost_of(method, weights, gram)

@@ -206,9 +206,8 @@ def test_the_second_order_condition_is_the_constrained_minimum(demand):
     assert found.positive_definite
     assert found.damping == 0
     assert found.unavoidable or found.kappa <= found.bound_threshold, "Lemma B.1 is sufficient"
-    sphere = second_order(
-        lambda v: 2 * v, g_r, g_f, spectrum_of(2 * torch.eye(12, dtype=F64)), demand
-    )
+    spectrum = spectrum_of(2 * torch.eye(12, dtype=F64))
+    sphere = second_order(lambda v: 2 * v, g_r, g_f, spectrum, demand)
     threshold = (g_r.norm() * g_f.norm()).item() - 2 * demand  # ‖g_r‖‖g_f‖ - λQ, of H = λI
     assert sphere.bound_threshold == pytest.approx(threshold)
     assert sphere.unavoidable == (sphere.kappa > threshold)

@@ -295,9 +295,7 @@ NEXT_TO_NOTHING = "It will be very hard: this demand costs nothing, but it forge
         ([1.0, 1.0], 0.5, 4, "do not start: no demand is free"),
     ],
 )
-def test_it_answers_how_hard_it_will_be_and_whether_to_start(
-    found, variant, cosines, constraint, code, answer
-):
+def test_it_answers_how_hard_it_will_be(found, variant, cosines, constraint, code, answer):
     method = variant(constraint, "relative" if constraint < 1 else "absolute")
     curve = frontier(gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines), method)
     judged = replace(found, method=method, frontiers={method.name: curve})

@@ -169,7 +169,7 @@ def test_samples_differ_from_each_other_and_are_repeated_by_their_seed(texts):
         assert len(prefilled(model, data, data.forget, words)) == len(data.forget)
 
 
-def test_answers_begin_behind_the_prompt_where_the_loss_is_of_all_and_words_are_counted_anywhere(
+def test_answers_begin_behind_the_prompt_and_words_are_counted_in_any_script(
     texts,
 ):
     model, data = texts

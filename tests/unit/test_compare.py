@@ -78,13 +78,8 @@ def test_further_metrics_are_columns_of_files_with_means_over_seeds():
 
 
 def test_a_screen_shows_the_columns_that_it_has_room_for_whole():
-    figures = {
-        "test_accuracy": 0.5,
-        "retain_accuracy": 0.75,
-        "utility": -0.25,
-        "membership_auc": 0.5,
-    }
-    rows = [row(method, 1, **figures) for method in ("gdiff", "pcgrad-one-sided")]
+    figures = {"test_accuracy": 0.5, "retain_accuracy": 0.75, "membership_auc": 0.5}
+    rows = [row(method, 1, utility=-0.25, **figures) for method in ("gdiff", "pcgrad-one-sided")]
     for width in (40, 60, 80, 200):
         console = Console(width=width, file=io.StringIO(), force_terminal=True, no_color=True)
         console.print(Fitted(rows))
@@ -157,9 +152,7 @@ def test_a_mean_at_a_level_is_one_of_all_seeds_or_none():
 
 
 @pytest.mark.parametrize("method", method_classes())
-def test_settings_without_an_effect_are_left_out_so_that_every_method_takes_the_rest(
-    method, tmp_path
-):
+def test_settings_without_an_effect_on_a_method_are_left_out(method, tmp_path):
     shared = {
         "method": "hamu-q", "seed": 0, "learning_rate": 7.0, "constraint": 0.1, "constraint_mode": "relative",
         "stopping": "any", "correct_steps": True, "min_forget_loss": 0.1, "max_retain_loss": 0.4,
@@ -226,9 +219,8 @@ def test_means_are_over_the_seeds_of_a_setting():
 
 @pytest.mark.parametrize(("worst", "reference"), [(-0.3, -0.3), (-50.0, -1.0), (0.2, 0.0)])
 def test_the_reference_is_the_worst_retain_loss_within_limits(worst, reference):
-    found = compared(
-        row("ga", forget=4.0, retain=worst), row("ft", forget=2.0, retain=0.25), failed("kl")
-    )
+    rows = row("ga", forget=4.0, retain=worst), row("ft", forget=2.0, retain=0.25)
+    found = compared(*rows, failed("kl"))
     own = {"ft": 2.0 * (0.25 - reference), "ga": 4.0 * max(0.0, worst - reference), "kl": 0.0}
     volume = found.summary()["hypervolume"]
     assert volume == {"reference": (0.0, reference), "methods": pytest.approx(own)}
@@ -273,9 +265,8 @@ def test_the_markdown_page_is_a_table_of_the_runs_with_notes():
 
 
 def test_the_latex_page_has_a_tabular_for_the_runs_and_one_for_the_means():
-    page = latex_page(
-        compared(row("ft", 1, retain=-0.125), row("ft", 2, retain=-0.375), failed("a_b & c"))
-    )
+    rows = row("ft", 1, retain=-0.125), row("ft", 2, retain=-0.375)
+    page = latex_page(compared(*rows, failed("a_b & c")))
     parts = (r"\begin{tabular}", r"\end{tabular}", r"\bottomrule")
     assert [page.count(part) for part in parts] == [2, 2, 2]
     gains = r"+1 $\pm$ 0 & $-$0.25 $\pm$ 0.1768 & 25.0\% $\pm$ 0.0\% & 5 $\pm$ 0"
@@ -304,10 +295,8 @@ def finished(folder, versions=("0.1.0", "2.7.0"), device="cpu"):
     evaluation = {"before": before, "after": report, "ended_kind": "all steps"}
     (folder / "evaluation.json").write_text(json.dumps(evaluation))
     steps = {"taken": 3, "ended_at": 3, "ended_because": ALL_DONE.text}
-    environment = {
-        "device": device,
-        "versions": dict(zip(("hamu", "torch"), versions, strict=True)),
-    }
+    versions = dict(zip(("hamu", "torch"), versions, strict=True))
+    environment = {"device": device, "versions": versions}
     record = {"promise": None, "steps": steps, "environment": environment}
     (folder / "record.json").write_text(json.dumps(record))
     return finished_row(columns("gdiff"), folder, 1.0)
@@ -363,33 +352,23 @@ def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
 def test_where_nothing_is_left_to_run_there_is_no_bar_of_it():
     screen = io.StringIO()
     runs = SimpleNamespace(waiting=[], run=lambda children: iter(()))
-    run_waiting(
-        runs, Children(1, {}, run_job), Console(file=screen, force_terminal=True), "compare"
-    )
+    console = Console(file=screen, force_terminal=True)
+    run_waiting(runs, Children(1, {}, run_job), console, "compare")
     assert screen.getvalue() == ""
 
 
 def test_runs_that_read_other_data_or_models_are_not_put_together(tmp_path):
     """As when a file changes while a comparison is under way."""
     places = {}
-    for name, data, model in (
-        ("ft", "a", "m"),
-        ("ga", "a", "m"),
-        ("kl", "b", "m"),
-        ("npo", "a", "n"),
-    ):
+    for name, data, model in (("ft", 1, 3), ("ga", 1, 3), ("kl", 2, 3), ("npo", 1, 4)):
         places[name] = tmp_path / name
         places[name].mkdir()
-        read = {
-            "forget set": {"source": name, "sha256": data},
-            "original model": {"weights": model},
-        }
+        read = {"forget set": {"source": name, "sha256": data}}
+        read |= {"original model": {"weights": model}}
         (places[name] / "inputs.json").write_text(json.dumps(read))
     check_same_inputs({name: places[name] for name in ("ft", "ga")})
     for other, what in (("kl", "forget set"), ("npo", "original model")):
         two = {"ft": places["ft"], other: places[other]}
-        with pytest.raises(
-            HamuError, match=f"^{other} had another {what} than ft, so that they do"
-        ):
+        with pytest.raises(HamuError, match=f"^{other} had another {what} than ft, so that"):
             check_same_inputs(two)
     check_same_inputs({"ft": places["ft"], "kl": places["kl"]}, of=("original model",))

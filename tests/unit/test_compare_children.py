@@ -85,9 +85,7 @@ def test_a_call_that_fails_says_why_in_one_line_and_the_others_go_on(forked):
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_as_many_run_at_a_time_as_are_allowed_and_share_the_threads(
-    forked, tmp_path, monkeypatch, jobs
-):
+def test_as_many_run_at_once_as_allowed_and_share_the_threads(forked, tmp_path, monkeypatch, jobs):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: os.environ.update(THREADS=str(n)))
     assert set(reasons([("together", tmp_path, jobs)] * 6, jobs).values()) == {""}
@@ -111,11 +109,9 @@ def test_asked_to_end_calls_save_and_asked_again_are_killed(forked, tmp_path, wo
     thread = threading.Thread(target=ask)
     thread.start()
     call = (word, (str(tmp_path),))
-    ended = list(pool.make([Call("first", *call), Call("never", *call)]))
+    [ended] = pool.make([Call("first", *call), Call("never", *call)])
     thread.join()
-    assert [(one.name, one.reason, one.interrupted) for one in ended] == [
-        ("first", reason, times == 1)
-    ]
+    assert (ended.name, ended.reason, ended.interrupted) == ("first", reason, times == 1)
     assert pool.asked_by == signal.SIGINT
 
 
@@ -125,9 +121,7 @@ def process_in(folder):
     return map(int, (folder / "pid").read_text().split())
 
 
-def test_nothing_is_left_running_when_the_caller_fails_and_no_terminal_reaches_a_run(
-    forked, tmp_path
-):
+def test_nothing_runs_on_when_the_caller_fails_and_no_terminal_reaches_a_run(forked, tmp_path):
     made = Children(2, os.environ, act).make(
         [Call("quick", "end", ("0",)), Call("slow", "sleep", (str(tmp_path),))]
     )
@@ -140,9 +134,8 @@ def test_nothing_is_left_running_when_the_caller_fails_and_no_terminal_reaches_a
 
 
 def test_a_run_ends_with_a_comparison_that_is_killed(forked, tmp_path):
-    parent = multiprocessing.get_context("fork").Process(
-        target=reasons, args=([("sleep", tmp_path)],)
-    )
+    calls = [("sleep", tmp_path)]
+    parent = multiprocessing.get_context("fork").Process(target=reasons, args=(calls,))
     parent.start()
     process, _ = process_in(tmp_path)
     parent.kill()

@@ -235,9 +235,7 @@ def test_a_start_must_be_finite():
 @pytest.mark.parametrize(
     ("free", "kind"), [(None, "budget"), ([False] * 29 + [True], "budget"), ([False], "criterion")]
 )
-def test_it_gives_up_after_some_patience_and_blames_the_gradients_only_where_no_demand_was_free(
-    free, kind
-):
+def test_it_gives_up_and_blames_the_gradients_only_where_no_demand_was_free(free, kind):
     work = Work(*[STUCK] * 40).start()
     steps = 0
     while not work.ends:
@@ -299,9 +297,8 @@ def test_a_lasting_run_changes_demand_and_rate_by_what_lasts(found, rehearsals, 
 @pytest.mark.parametrize(("rehearses_at", "steps"), [(None, [0, 3, 6, 8]), (4, [0, 3, 4])])
 def test_it_measures_at_its_interval_at_the_last_step_and_where_it_rehearses(rehearses_at, steps):
     """A lasting run rehearses where the point ahead is at the end of a retain cycle."""
-    work = Work(
-        *[(9 if rehearses_at else 1, START + 0.06)] * 3, rehearsals=rehearses_at and [(9, 9)]
-    )
+    found = [(9 if rehearses_at else 1, START + 0.06)] * 3
+    work = Work(*found, rehearsals=rehearses_at and [(9, 9)])
     work.controller.every, work.state.max_steps = 3, 8
     work.start()
     for step in range(1, steps[-1] + 1):

@@ -32,9 +32,7 @@ def train():
 @pytest.mark.parametrize(
     ("rho", "mixed"), [(0, 0), (0.25, 25), (0.29, 29), (0.57, 57), (0.999, 99), (1, 100)]
 )
-def test_the_mixing_ratio_draws_exactly_floor_rho_n_from_everything_not_yet_chosen(
-    train, rho, mixed
-):
+def test_the_mixing_ratio_draws_floor_rho_n_from_everything_not_yet_chosen(train, rho, mixed):
     problem = forget_class(train, None, "dog", rho)
     assert (len(problem.forget), len(problem.retain)) == (100, 200)
     own = (problem.forget.labels == 1).sum().item()

@@ -51,9 +51,7 @@ def drawn(number, generator):
 
 
 @pytest.mark.parametrize(("number", "among"), [(5, 5000), (100, 100), (400, 50), (40, 40)])
-def test_records_drawn_as_the_unseen_ones_reach_their_targets_as_often_as_the_level_says(
-    number, among
-):
+def test_records_drawn_as_the_unseen_ones_reach_their_targets_as_often_as_wanted(number, among):
     generator = torch.Generator().manual_seed(number)
     found = [
         unseen(drawn(among, generator)).standing(texts(drawn(number, generator)))
@@ -213,13 +211,9 @@ def test_unseen_compares_with_the_original_model_where_there_is_one():
 
 def test_records_that_stand_out_above_the_unseen_ones_are_named_if_chance_does_not_explain_them():
     unseen_ones = {"test": images(torch.linspace(1, 2, 100)), "forget": images([1.5] * 20)}
-    for high, words in (
-        (1, "goal unseen"),
-        (2, "goal unseen, 2 of them with losses that stand out"),
-    ):
-        own = unseen_ones | {
-            "forget": images([*torch.linspace(1, 2, 20).tolist()[:-high], *[9.0] * high])
-        }
+    losses = torch.linspace(1, 2, 20).tolist()
+    for high, words in ((1, "goal unseen"), (2, "goal unseen, 2 of them with losses that stand")):
+        own = unseen_ones | {"forget": images([*losses[:-high], *[9.0] * high])}
         found = goal_report(Goal("unseen"), own, original=unseen_ones, retain_model=None)
         assert found["after"]["too_high"] == high
         assert words in forgotten_words(found)

@@ -147,9 +147,7 @@ def test_a_correction_is_the_smallest_one_along_the_constrained_gradient():
 @pytest.mark.parametrize("piece", [50, 1 << 20])
 @pytest.mark.parametrize("keep", [SIDES, ("retain",), ("forget",), ()])
 @both_variants
-def test_kept_gradients_change_nothing_in_the_step_and_are_measured_along(
-    variant, keep, piece, monkeypatch
-):
+def test_kept_gradients_change_nothing_and_are_measured_along(variant, keep, piece, monkeypatch):
     monkeypatch.setattr(module, "WIDENED", piece)
     settings = {"correct_steps": False, "steps": 3}
     plain = list(run(relative(variant), "sgd", **settings))[-1][3]

@@ -144,9 +144,7 @@ def test_the_tokenizer_of_an_adapter_lies_beside_it_or_beside_its_base(monkeypat
         load_tokenizer("hub:owner/adapter")
 
 
-def test_a_damaged_tokenizer_of_an_adapter_is_not_replaced_by_its_bases(
-    monkeypatch, tmp_path, tokenizer
-):
+def test_a_damaged_tokenizer_of_an_adapter_is_not_replaced(monkeypatch, tmp_path, tokenizer):
     tokenizer.save_pretrained(tmp_path / "base")
     base = {"base_model_name_or_path": str(tmp_path / "base")}
     adapter = tmp_path / "adapter"
@@ -187,9 +185,7 @@ OF_GPT_NEO |= {"attention_types": [[["global"], 1]], "max_position_embeddings": 
         ("GPTNeo", OF_GPT_NEO, ["transformer.h.0.attn.attention.masked_bias"]),
     ],
 )
-def test_causal_language_models_are_taken_with_the_masks_of_older_versions(
-    architecture, settings, older, data, tmp_path
-):
+def test_masks_of_older_versions_are_no_obstacle(architecture, settings, older, data, tmp_path):
     config = getattr(transformers, f"{architecture}Config")(**settings)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with_tensors(tmp_path, *older)
@@ -290,9 +286,7 @@ def test_what_cannot_be_merged_is_named():
     ],
     ids=["inside", "output", "input", "both", "whole output", "whole both"],
 )
-def test_merged_on_disk_is_the_model_with_its_adapter_though_embeddings_were_tied(
-    adapted, is_tied, tmp_path
-):
+def test_merged_on_disk_is_the_model_with_its_adapter(adapted, is_tied, tmp_path):
     torch.manual_seed(0)
     model = adapted(llama(tie_word_embeddings=True)).eval()
     with torch.no_grad():

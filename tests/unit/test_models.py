@@ -104,9 +104,7 @@ def names(*classes, width=2):
         (names("ant", "bee"), ("ANT", "BEE"), "names its classes ant, bee, .* data ANT, BEE"),
     ],
 )
-def test_classes_and_channels_of_the_data_fit_the_model_or_an_error_names_both(
-    tmp_path, config, classes, message
-):
+def test_data_fit_the_model_or_an_error_names_both(tmp_path, config, classes, message):
     data = DIGITS
     if classes is not None:
         data = replace(data, classes=classes, labels=data.labels % len(classes))
@@ -129,11 +127,7 @@ def test_a_model_that_cannot_be_trained_or_take_the_images_is_an_error(tmp_path)
 
 @pytest.mark.parametrize(
     ("written", "expected"),
-    [
-        ({"1": "dog", "0": "cat"}, ("cat", "dog")),
-        ({"0": "cat", "1": "cat"}, None),
-        (3, None),
-    ],
+    [({"1": "dog", "0": "cat"}, ("cat", "dog")), ({"0": "cat", "1": "cat"}, None), (3, None)],
 )
 def test_the_names_of_a_models_classes_are_read_from_its_config(tmp_path, written, expected):
     assert class_names(str(tmp_path)) is None
@@ -191,9 +185,7 @@ MOBILE_VIT = {"image_processor_type": "MobileViTImageProcessor", **SIZE}
         (MOBILE_VIT | {"do_flip_channel_order": False}, 3),
     ],
 )
-def test_pixels_are_normalised_as_by_the_processor_of_transformers(
-    with_processor, tmp_path, settings, channels
-):
+def test_pixels_are_normalised_as_by_transformers(with_processor, tmp_path, settings, channels):
     folder = with_processor(settings, channels)
     pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, channels), dtype=np.uint8)
     theirs = AutoImageProcessor.from_pretrained(folder)
@@ -217,8 +209,6 @@ def test_pixels_are_normalised_as_by_the_processor_of_transformers(
         (OWN, 3, "cannot be loaded: The repo"),
     ],
 )
-def test_a_processor_that_does_something_else_is_refused(
-    with_processor, settings, channels, message
-):
+def test_a_processor_that_does_more_is_refused(with_processor, settings, channels, message):
     with pytest.raises(HamuError, match=f"the image processor of .*{message}"):
         load_classifier(with_processor(settings, channels))

@@ -113,7 +113,7 @@ def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_chang
     assert sample_images(base, 0.5, 1, folder) == sample
     np.savez(source, image=255 - pixels, label=np.arange(20) % 2, classes=np.array(["cat", "dog"]))
     with pytest.raises(
-        HamuError, match=r"holds a sample of .*source\.npz, not of .*source\.npz as it is now"
+        HamuError, match=r"a sample of .*source\.npz, not of .*source\.npz as it is"
     ):
         sample_images(base, 0.5, 1, folder)
     line = r"fraction 0.01 of .*source\.npz leaves no image of class cat, which has 10; choose a larger one"
@@ -160,9 +160,7 @@ def test_an_original_may_be_trained_on_more_data_than_the_runs_read(similar, tmp
 @pytest.mark.parametrize(
     ("forget", "batch", "epoch"), [(40, 5, 80), (200, 3, 134)]
 )  # as in TOFU, and half of all
-def test_paraphrases_make_an_epoch_longer_and_not_its_batches_larger(
-    tmp_path, forget, batch, epoch
-):
+def test_paraphrases_make_an_epoch_longer_and_no_batch_larger(tmp_path, forget, batch, epoch):
     stage = texts_stage(tmp_path, 400, forget)
     runs = EXPERIMENTS["figure-10"].runs(stage.scale)
     found = {name: stage.batches(runs[f"gdiff {name}"]) for name in ("dissimilar", "similar")}
@@ -348,9 +346,7 @@ def cost_figures(*ratios):
         ([1.0, 0.67, 2.03], None, None, "1.000, 0.670 to 2.030: 3 turns, too few for an interval"),
     ],
 )
-def test_a_bound_on_time_is_told_only_where_the_turns_tell_it(
-    ratios, cheap, longer, said, tmp_path
-):
+def test_a_bound_on_time_is_told_only_where_turns_tell_it(ratios, cheap, longer, said, tmp_path):
     cost = EXPERIMENTS["table-1"]
     figures = cost_figures(*ratios)
     claims = {claim.text: claim for claim in cost.claims(figures)}

@@ -19,9 +19,7 @@ from hamu.evaluation.gains import Level, hypervolume_reference, state_at
         ([(2, 1), (1, 1), (3, 0), (0, 3)], [True, False, True, True]),
     ],
 )
-def test_a_point_is_optimal_unless_another_is_better_in_one_and_no_worse_in_the_other(
-    points, front
-):
+def test_a_point_is_optimal_unless_another_dominates_it(points, front):
     assert pareto_optimal(points) == front
 
 

@@ -277,10 +277,8 @@ def test_too_few_finite_gradients_give_no_estimate(finite):
 
 
 def test_the_scale_of_a_loss_scaler_drops_out():
-    draws, scaler = (
-        drawn(20, cos=0.2, deviation=0.1),
-        torch.amp.GradScaler("cpu", init_scale=1024.0),
-    )
+    draws = drawn(20, cos=0.2, deviation=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     plain, scaled = pair_of(half_life=30.0), pair_of(half_life=30.0)
     steps = run(plain, draws)
     for retain, forget in draws:

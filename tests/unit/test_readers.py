@@ -248,10 +248,7 @@ def test_a_folder_here_is_not_read_in_place_of_the_hubs(name, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     ("source", "asked"),
-    [
-        ("hub:o/n:c", ("o/n", "c", "test")),
-        ("hub:o/n@s", ("o/n", None, "s")),
-    ],
+    [("hub:o/n:c", ("o/n", "c", "test")), ("hub:o/n@s", ("o/n", None, "s"))],
 )
 def test_a_name_of_the_hub_has_configuration_and_split(source, asked, monkeypatch, parquet):
     found = []

@@ -170,7 +170,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
     (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),
 ])  # fmt: skip
-def test_the_verdict_follows_the_records_both_losses_and_the_attacks(
+def test_the_verdict_follows_what_was_measured(
     tmp_path, asked, lasts, forget, retain, headline, tone
 ):
     attack = None if lasts == "no attack" else LASTING | {"lasts": lasts}
@@ -185,9 +185,7 @@ def test_the_verdict_follows_the_records_both_losses_and_the_attacks(
     (0.03, None, 20, True), (0.97, 0.5, 20, True), (0.97, 0.95, 20, False), (0.75, None, 20, False),
     (0.97, None, 9, False), (None, None, 20, False), (0.0, 0.0, 20, False),
 ])  # fmt: skip
-def test_the_verdict_says_where_membership_inference_tells_the_records(
-    tmp_path, auc, of_retain_model, records, is_told
-):
+def test_the_verdict_names_a_successful_attacker(tmp_path, auc, of_retain_model, records, is_told):
     run = replace(example_run(tmp_path), attack=LASTING | {"lasts": True})
     settle(run, forget=1.0, retain=-0.1)
     run.evaluation["goal"], after = ALL, run.evaluation["after"]
@@ -195,16 +193,12 @@ def test_the_verdict_says_where_membership_inference_tells_the_records(
     after["membership_inference"], after["forget"] = scores, after["forget"] | {"samples": records}
     after["retain_model"] = None
     if of_retain_model is not None:
-        after["retain_model"] = {
-            "membership_inference": scores | {"min_k_plus_plus": of_retain_model}
-        }
+        theirs = scores | {"min_k_plus_plus": of_retain_model}
+        after["retain_model"] = {"membership_inference": theirs}
     found = verdict(run)
-    told = (
-        f"an attacker tells its records from unseen ones (by min k plus plus, AUC {auc:.2f})"
-        if auc
-        else ""
-    )
-    assert found.headline == f"It forgot, {BETTER}; it lasts" + (f"; {told}" if is_told else "")
+    told = "; an attacker tells its records from unseen ones (by min k plus plus, AUC "
+    told = f"{told}{auc:.2f})" if is_told else ""
+    assert found.headline == f"It forgot, {BETTER}; it lasts{told}"
     assert found.tone == ("mixed" if is_told else "good")
 
 
@@ -355,9 +349,7 @@ def drawn(monkeypatch):
 @pytest.mark.parametrize(("constraint", "mode", "label"), [
     (0.3, "absolute", ["the demand, 0.3"]), (0.5, "relative", ["the demand, 0.5"]), (7.0, "absolute", []),
 ])  # fmt: skip
-def test_the_picture_of_frontiers_marks_a_demand_that_can_be_met(
-    drawn, tmp_path, constraint, mode, label
-):
+def test_frontiers_mark_a_demand_that_can_be_met(drawn, tmp_path, constraint, mode, label):
     gram = PairGram(*(torch.tensor([value], dtype=torch.float64) for value in (1.0, 1.0, 0.5)))
     method = HamuQ(constraint=constraint, constraint_mode=mode)
     found = {one.name: frontier(gram, one) for one in (HamuQ(), HamuU())}

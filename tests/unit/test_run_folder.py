@@ -47,9 +47,7 @@ def test_a_folder_in_which_a_run_writes_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_of_two_that_began_together_the_second_to_write_is_refused_and_changes_nothing(
-    tmp_path, overwrite
-):
+def test_of_two_that_began_together_the_second_to_write_is_refused(tmp_path, overwrite):
     first, second, third = (RunFolder(tmp_path / "out", overwrite=overwrite) for _ in range(3))
     with first:
         first.write_text("steps.jsonl", "first\n")

@@ -115,15 +115,14 @@ def test_settings_survive_a_checkpoint_and_others_are_refused_by_name():
     model = Holder([torch.zeros(3)])
     state = PairedGradients(model, HamuQ(0.5)).state_dict()
     PairedGradients(model, HamuQ(0.5)).load_state_dict(state)
-    two, patient = Holder([torch.zeros(3)] * 2), StoppingRule(patience=2)
+    two = Holder([torch.zeros(3)] * 2)
+    patient = HamuQ(0.5, stopping=StoppingRule(patience=2))
     changed = {
         r"constraint 0.5 \(now 0.7\)": PairedGradients(model, HamuQ(0.7)),
         r"method 'hamu-q' \(now 'hamu-u'\)": PairedGradients(model, HamuU(0.5)),
         r"max_grad_norm 1.0 \(now None\)": PairedGradients(model, HamuQ(0.5), max_grad_norm=None),
         r"blocks '1 \(\w+\)' \(now '2 \(\w+\)'\)": PairedGradients(two, HamuQ(0.5)),
-        r"stopping .*patience=1.* \(now .*patience=2": PairedGradients(
-            model, HamuQ(0.5, stopping=patient)
-        ),
+        r"stopping .*patience=1.* \(now .*patience=2": PairedGradients(model, patient),
     }
     for message, pair in changed.items():
         with pytest.raises(HamuError, match=message):

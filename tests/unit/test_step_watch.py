@@ -193,9 +193,7 @@ def test_an_outcome_is_judged_by_its_worse_side(promised, realised, kept, trust)
     (-5.0, 2.0, True, 1.0),  # better than was promised
     (math.nan, 0.001, True, math.nan),
 ])  # fmt: skip
-def test_a_change_above_rounding_is_judged_where_its_promise_is_below(
-    retain, forget, is_told, trust
-):
+def test_a_change_above_rounding_is_judged_where_its_promise_is_not(retain, forget, is_told, trust):
     found = outcome((-1e-4, 1e-3), (retain, forget), 1e-3, noise=3e-3, reach=1.0)
     assert (found.is_told, found.kept) == (is_told, None)
     if math.isinf(trust):

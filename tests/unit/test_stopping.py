@@ -89,9 +89,7 @@ def price(method, gram):
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @settings(deadline=None, max_examples=100)
 @given(BLOCKS, st.sampled_from(["norm_product", "uniform"]))
-def test_a_demand_is_free_exactly_where_the_status_says_that_some_is(
-    method, radius, blocks, distribution
-):
+def test_a_demand_is_free_exactly_where_the_status_says_so(method, radius, blocks, distribution):
     gram = gram_at(*zip(*blocks, strict=True))
     build = partial(method, constraint_mode="relative", distribution=distribution, radius=radius)
     scale = sum(r * r + f * f for r, f, _ in blocks)

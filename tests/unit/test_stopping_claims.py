@@ -36,7 +36,5 @@ def rising_until(peak):
         ([-0.01 * e for e in EPOCHS], 24.0, False, False),  # it falls from the first step
     ],
 )
-def test_a_run_slows_down_only_if_its_rate_falls_and_stops_where_its_objective_falls(
-    values, terminates, slows, timely
-):
+def test_slowing_and_timely_stops_are_told(values, terminates, slows, timely):
     assert claims(values, terminates) == (slows, timely)

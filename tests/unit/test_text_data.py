@@ -48,9 +48,8 @@ def pairs(texts):
 @SUFFIXES
 def test_an_answer_beside_plain_text_is_used_or_refused(suffix, tmp_path):
     path = saved(tmp_path / f"a{suffix}", [{"text": "Who?", "Labels": "Ada."}])
-    with pytest.raises(
-        HamuError, match=r"has the column Labels beside text, .* --answer_column none"
-    ) as error:
+    beside = r"has the column Labels beside text, .* --answer_column none"
+    with pytest.raises(HamuError, match=beside) as error:
         read_text(path)
     assert "Ada" not in str(error.value)
     assert pairs(read_text(path, prompt_column="text", answer_column="Labels"))[0][1] == " Ada."
@@ -179,9 +178,7 @@ def test_a_split_in_parts_is_read_in_order_and_whole(inner, tmp_path):
     place = tmp_path / inner
     place.mkdir(exist_ok=True)
     saved(place / "train-00000-of-00002-ab1.parquet", RECORDS[:1])
-    with pytest.raises(
-        HamuError, match="has 1 files of train, by their names there are 2; get all"
-    ):
+    with pytest.raises(HamuError, match="has 1 files of train, by their names there are 2; get"):
         read_text(str(tmp_path))
     saved(place / "train-00001-of-00002-ab1.parquet", RECORDS[1:])
     assert is_text(str(tmp_path))
@@ -206,9 +203,7 @@ def test_only_the_answer_and_its_end_are_scored_and_padding_never(texts, tokeniz
     assert (batch["input_ids"][~real] == tokenizer.pad_token_id).all()
 
 
-def test_an_end_within_a_plain_answer_cuts_nothing_and_one_at_its_end_is_not_doubled(
-    texts, tokenizer
-):
+def test_an_end_within_an_answer_cuts_nothing_and_one_at_its_end_is_not_doubled(texts, tokenizer):
     end = tokenizer.eos_token
     answers = (f" In{end} a house.", f" In a house.{end}")
     given = tuple(replace(texts.records[0], answer=answer) for answer in answers)
@@ -226,9 +221,7 @@ def test_long_records_are_cut_at_their_end_and_counted(texts, tokenizer):
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_conversation_is_written_by_the_chat_template_and_ends_once(
-    ends, tokenizer, tmp_path, monkeypatch
-):
+def test_a_conversation_is_written_by_the_chat_template(ends, tokenizer, tmp_path, monkeypatch):
     texts = read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]))
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
@@ -251,9 +244,7 @@ def test_a_conversation_is_written_by_the_chat_template_and_ends_once(
         ("{% if add_generation_prompt %}again{% endif %}", "changes what comes before the answer"),
     ],
 )
-def test_a_chat_template_that_does_not_serve_is_refused(
-    template, message, tokenizer, tmp_path, monkeypatch
-):
+def test_an_unusable_chat_template_is_refused(template, message, tokenizer, tmp_path, monkeypatch):
     texts = read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]))
     monkeypatch.setattr(tokenizer, "chat_template", template)
     with pytest.raises(HamuError, match=message):
@@ -310,9 +301,7 @@ def test_other_answers_begin_with_the_prefix_too(prefix, space, tmp_path):
         ("age!=7.0", [1]),
     ],
 )
-def test_a_filter_finds_its_records_as_json_or_python_writes_their_values(
-    expression, rows, tmp_path
-):
+def test_a_filter_finds_values_as_json_or_python_writes_them(expression, rows, tmp_path):
     more = ({"gone": True, "by": None, "age": 7.0}, {"gone": False, "by": "None at all"})
     records = [record | added for record, added in zip(RECORDS, more, strict=True)]
     assert matching(read_text(saved(tmp_path / "a.jsonl", records)), expression) == rows

@@ -225,9 +225,7 @@ def test_an_answer_ends_where_the_model_can_read_no_more(model, tokenizer, monke
         assert generate_answers(model, tokenizer, data, batch_size, 8) == slow
 
 
-def test_neither_a_models_own_settings_nor_unusual_special_tokens_change_an_answer(
-    model, tokenizer, monkeypatch
-):
+def test_neither_own_settings_nor_special_tokens_change_an_answer(model, tokenizer, monkeypatch):
     data = encode(FORGET, tokenizer)
     plain = generate_answers(model, tokenizer, data)
     own = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "max_time": 1e-9, "num_beams": 3}
