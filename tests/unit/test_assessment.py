@@ -17,8 +17,6 @@ from hamu.assess.gradients import AssessedModel, PartedGram, kept_parts, parted_
 
 
 class Points(Dataset):
-    """Random points with labels."""
-
     def __init__(self, count, seed):
         generator = torch.Generator().manual_seed(seed)
         self.x = torch.randn(count, 6, generator=generator, dtype=torch.float64)
@@ -215,8 +213,6 @@ def test_nothing_is_changed():
 
 
 class Untaught(nn.Embedding):
-    """A language model of two tokens."""
-
     def forward(self, input_ids):
         return super().forward(input_ids)
 

@@ -245,8 +245,6 @@ def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved
 
 
 class MadeExperts(nn.Module):
-    """Experts as transformers stores them, in one tensor."""
-
     def __init__(self):
         super().__init__()
         self.down_proj = nn.Parameter(torch.randn(2, 8, 64))

@@ -47,7 +47,6 @@ def test_a_record_at_its_limit_gives_no_gradient_and_one_below_does(dim):
 
 
 def test_a_masked_record_takes_no_token_of_another():
-    """There are as many tokens scored as records."""
     logits, labels = two_classes([1.0, -2.0])
     logits, labels = logits[:, None].repeat(1, 3, 1), torch.tensor([[-100] * 3, [-100, 0, 0]])
     found = gradient(logits, labels, [[0.1, FREE], [1.0, FREE]])

@@ -179,7 +179,7 @@ class Bounded(Method):
     stopping: str = "off"
 
     def weigh(self, gram):
-        """Not asked here."""
+        raise NotImplementedError
 
 
 def test_a_method_of_another_package_is_given_what_its_fields_are_and_no_more(monkeypatch):

@@ -32,7 +32,6 @@ def wait_until(holds):
 
 
 def act(word, of):
-    """The job of these tests: a word and what it is about."""
     if word == "say":
         print("a warning", file=sys.stderr)
         raise HamuError(of[0])

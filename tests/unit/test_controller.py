@@ -96,7 +96,6 @@ class Work:
         self.controller.on_step_end(None, self.state, control)
 
     def run(self):
-        """Step until nothing is left to measure, or the run is over."""
         self.start()
         while self.found and not self.ends:
             self.step()

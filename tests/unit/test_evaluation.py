@@ -41,7 +41,6 @@ def random_predictions(n, seed, classes=3):
 
 
 def sets_of_both(retain, forget, test):
-    """Predictions of two models for the same three sets."""
     sizes = {"retain": retain, "forget": forget, "test": test}
     sets = {name: random_predictions(n, seed) for seed, (name, n) in enumerate(sizes.items())}
     others = {n: Predictions(random_predictions(sizes[n], 7).logits, sets[n].labels) for n in sets}
@@ -127,7 +126,6 @@ def test_a_retain_model_with_other_classes_and_an_empty_set_are_refused():
 
 
 def with_losses(losses, labels):
-    """Predictions of two classes that have exactly these losses."""
     p = torch.exp(-torch.as_tensor(losses, dtype=torch.float64))
     logits = torch.zeros(len(p), 2, dtype=torch.float64)
     labels = torch.as_tensor(labels)
@@ -290,7 +288,6 @@ def test_ulira_is_the_ratio_of_two_normal_densities():
 
 
 def of_accuracy(right, count=20, seed=0):
-    """Predictions of two classes of which so many are right."""
     labels = torch.arange(count) % 2
     shown = torch.where(torch.arange(count) < right, labels, 1 - labels)
     logits = 3.0 * torch.nn.functional.one_hot(shown, 2).float()

@@ -107,7 +107,6 @@ def test_the_scale_of_a_loss_scaler_is_no_part_of_a_step(variant):
 
 
 def guarded_ones(lr):
-    """A pair with both gradients 1, an optimizer, a guard."""
     ones = [torch.ones(64)]
     pair = PairedGradients(Holder(ones), relative(HamuQ))
     optimizer = torch.optim.SGD(pair.parameters, lr=lr)

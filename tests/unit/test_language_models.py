@@ -86,30 +86,20 @@ def test_a_model_with_experts_has_an_adapter_by_default():
     [
         ("base", CONFIG, {"intermediate_size": 48}, r"base has another shape of .*down_proj\.weig"),
         ("adapter", ADAPTER, {"r": 3}, "adapter cannot be loaded: .*size mismatch for .*lora_A"),
-        (
-            "adapter",
-            ADAPTER,
-            {"base_model_name_or_path": "a/b"},
-            "base model 'a/b', which is not a",
-        ),
+        ("adapter", ADAPTER, {"base_model_name_or_path": "a/b"}, "base model 'a/b', which is not"),
+        ("adapter", None, {}, r"adapter lacks .*lora_A\S+; start from a whole copy"),
     ],
 )
 @pytest.mark.usefixtures("saved")
 def test_what_cannot_be_loaded_is_named(source, file, values, message):
-    change_json(file, **values)
+    if file is None:
+        tensors = load_file(f"adapter/{WEIGHTS}")
+        del tensors[min(tensors)]
+        save_file(tensors, f"adapter/{WEIGHTS}", {"format": "pt"})
+    else:
+        change_json(file, **values)
     with pytest.raises(HamuError, match=message):
         load_language_model(source)
-
-
-@pytest.mark.usefixtures("saved")
-def test_an_adapter_that_lacks_a_tensor_is_refused():
-    tensors = load_file(f"adapter/{WEIGHTS}")
-    first = min(tensors)
-    save_file(
-        {n: tensors[n] for n in tensors if n != first}, f"adapter/{WEIGHTS}", {"format": "pt"}
-    )
-    with pytest.raises(HamuError, match=rf"adapter lacks {first}; start from a whole copy"):
-        load_language_model("adapter")
 
 
 def test_an_adapter_of_a_base_of_the_hub_names_it_as_the_hub_does(saved, monkeypatch):
@@ -145,18 +135,16 @@ def test_the_tokenizer_of_an_adapter_lies_beside_it_or_beside_its_base(monkeypat
 
 
 def test_a_damaged_tokenizer_of_an_adapter_is_not_replaced(monkeypatch, tmp_path, tokenizer):
-    tokenizer.save_pretrained(tmp_path / "base")
-    base = {"base_model_name_or_path": str(tmp_path / "base")}
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (tmp_path / "base/config.json").write_text("{}")
-    monkeypatch.setattr(
-        "hamu.models.language.saved_adapter", lambda one: base if one == str(adapter) else None
-    )
-    assert load_tokenizer(str(adapter))
-    (adapter / "tokenizer.json").write_text("{")
+    adapter, base = (str(tmp_path / name) for name in ("adapter", "base"))
+    tokenizer.save_pretrained(base)
+    Path(adapter).mkdir()
+    Path(base, "config.json").write_text("{}")
+    known = {adapter: {"base_model_name_or_path": base}}
+    monkeypatch.setattr("hamu.models.language.saved_adapter", known.get)
+    assert load_tokenizer(adapter)
+    Path(adapter, "tokenizer.json").write_text("{")
     with pytest.raises(HamuError, match=r"the tokenizer of .*adapter cannot be loaded"):
-        load_tokenizer(str(adapter))
+        load_tokenizer(adapter)
 
 
 def test_a_model_that_cannot_read_the_records(data):
@@ -203,9 +191,8 @@ def test_a_model_for_images_and_text_has_the_shape_of_its_language_model(tmp_pat
     text = SIZES | {"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 96}
     images = {key: SIZES[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")}
     images |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
-    transformers.Gemma3Config(
-        text_config=text, vision_config=images, mm_tokens_per_image=4
-    ).save_pretrained(tmp_path)
+    both = {"text_config": text, "vision_config": images, "mm_tokens_per_image": 4}
+    transformers.Gemma3Config(**both).save_pretrained(tmp_path)
     model = meta_model(str(tmp_path), None)
     kept = {"activations": 1 * 34 * 16 * 7, "logits": 10 * 300 * 7}
     assert activations(model, 7, checkpointing=False) == kept
@@ -262,41 +249,48 @@ def test_tensors_of_another_model_are_not_put_into_this_one(tmp_path):
             load_tensors(model, tmp_path)
 
 
-def lora(**settings):
+def lora(model, **settings):
     config = LoraConfig(task_type="CAUSAL_LM", **{"target_modules": ["q_proj"]} | settings)
-    return lambda model: get_peft_model(model, config)
+    return get_peft_model(model, config)
 
 
 def test_what_cannot_be_merged_is_named():
     prompts = AdaptionPromptConfig(adapter_len=2, adapter_layers=1, task_type="CAUSAL_LM")
-    for adapted in (lora(lora_bias=True), lambda model: get_peft_model(model, prompts)):
+    for adapted in (lora(llama(), lora_bias=True), get_peft_model(llama(), prompts)):
         with pytest.raises(HamuError, match="the adapter cannot be merged into its model"):
-            merged(adapted(llama()))
+            merged(adapted)
+
+
+@torch.no_grad()
+def moved(model):
+    """Draw an adapter's weights anew, and return what the model predicts with them."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.normal_()
+    return model(input_ids=IDS).logits
+
+
+EMBED, HEAD = "embed_tokens", "lm_head"
 
 
 @pytest.mark.parametrize(
-    ("adapted", "is_tied"),
+    ("settings", "is_tied"),
     [
-        (lora(), True),
-        (lora(target_modules=["lm_head"]), False),
-        (lora(target_modules=["embed_tokens"]), False),
-        (lora(target_modules=["q_proj", "embed_tokens", "lm_head"]), False),
-        (lora(modules_to_save=["lm_head"]), False),
-        (lora(modules_to_save=["lm_head"], ensure_weight_tying=True), True),
+        ({}, True),
+        ({"target_modules": [HEAD]}, False),
+        ({"target_modules": [EMBED]}, False),
+        ({"target_modules": ["q_proj", EMBED, HEAD]}, False),
+        ({"modules_to_save": [HEAD]}, False),
+        ({"modules_to_save": [HEAD], "ensure_weight_tying": True}, True),
     ],
-    ids=["inside", "output", "input", "both", "whole output", "whole both"],
 )
-def test_merged_on_disk_is_the_model_with_its_adapter(adapted, is_tied, tmp_path):
+def test_merged_on_disk_is_the_model_with_its_adapter(settings, is_tied, tmp_path):
     torch.manual_seed(0)
-    model = adapted(llama(tie_word_embeddings=True)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.normal_()
-        separate = model(input_ids=IDS).logits
-        save_model(merged(model), tmp_path)
-        whole = load_language_model(str(tmp_path)).eval()
-        torch.testing.assert_close(whole(input_ids=IDS).logits, separate, rtol=1e-4, atol=1e-4)
+    model = lora(llama(tie_word_embeddings=True), **settings).eval()
+    separate = moved(model)
+    save_model(merged(model), tmp_path)
+    whole = load_language_model(str(tmp_path)).eval()
+    torch.testing.assert_close(whole(input_ids=IDS).logits, separate, rtol=1e-4, atol=1e-4)
     assert whole.config.tie_word_embeddings == is_tied
 
 
@@ -305,19 +299,11 @@ def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly(saved):
     model = load_language_model("base", adapter=AdapterSettings(rank=2), dtype="4bit").eval()
     with torch.no_grad():
         before = model(input_ids=IDS).logits
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.normal_()
-        separate = model(input_ids=IDS).logits
+        separate = moved(model)
         whole = merged(model)
         assert not torch.allclose(before, separate, atol=1e-3)
         torch.testing.assert_close(whole(input_ids=IDS).logits, separate, rtol=1e-4, atol=1e-4)
     assert {p.dtype for p in whole.parameters()} == {torch.float32}
-
-
-def test_an_unknown_type_of_weights_is_named():
-    with pytest.raises(HamuError, match="model_dtype 'int3' is unknown; choose one of float32, "):
-        frozen_bytes(llama(), "int3")
 
 
 def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(saved, monkeypatch):
@@ -328,6 +314,8 @@ def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(sa
     scales = sum(p.quant_state.absmax.nbytes for p in frozen if hasattr(p, "quant_state"))
     planned = frozen_bytes(meta_model("base", adapter), "4bit")
     assert planned == sum(p.nbytes for p in frozen) + scales
+    with pytest.raises(HamuError, match="model_dtype 'int3' is unknown; choose one of float32, "):
+        frozen_bytes(model, "int3")
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(HamuError, match=r"weights need bitsandbytes: .*; pip install 'hamu"):
         load_language_model("base", adapter=adapter, dtype="4bit")

@@ -52,7 +52,6 @@ def fine_tuned(model, batches):
 
 @pytest.fixture
 def made():
-    """A model, its losses, and the point ahead."""
     model = new_model().eval()
     model[3].train()
     loss = Seen(model)

@@ -23,7 +23,6 @@ TEXTS = [record.answer for record in read_text("miniature").records]
 
 
 def tokens(*records):
-    """Predictions whose tokens are right or wrong as these lists have it."""
     correct = torch.tensor([right for record in records for right in record], dtype=torch.bool)
     record = torch.tensor([number for number, one in enumerate(records) for _ in one])
     zeros = torch.zeros(len(correct), dtype=torch.float64)

@@ -29,7 +29,6 @@ def collect_both(pair, retain, forget, _):
 
 
 def steps(pair, given):
-    """g* of each step, as one vector."""
     for one in given:
         collect_both(pair, *one)
         assert pair.combine(losses=one[2]).decision == "step"

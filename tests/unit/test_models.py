@@ -156,8 +156,6 @@ def test_a_model_that_is_trained_further_has_the_names_of_its_new_classes():
 
 @pytest.fixture
 def with_processor(tmp_path):
-    """Save a tiny model with a preprocessor_config.json; return its folder."""
-
     def save(settings, channels=3):
         model = small_vision_transformer(num_channels=channels, num_labels=10)
         model.save_pretrained(tmp_path / "model")

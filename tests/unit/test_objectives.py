@@ -137,8 +137,6 @@ def test_the_original_predicts_as_a_copy_made_before_training_would():
 
 
 class Shared(nn.Module):
-    """One module under two names, and a tensor that two modules hold."""
-
     def __init__(self):
         super().__init__()
         self.first = self.again = nn.Linear(4, 4)

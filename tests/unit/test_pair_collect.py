@@ -28,7 +28,6 @@ def pair(model):
 
 
 def passed(pair, model, *passes):
-    """Collect (side, seed) passes, and combine."""
     for side, seed in passes:
         with getattr(pair, side)():
             loss(model, seed).backward()

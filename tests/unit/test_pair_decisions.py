@@ -174,8 +174,6 @@ def test_a_pair_does_not_resume_with_other_blocks_of_the_same_names():
 
 @dataclass(frozen=True)
 class Own(Method):
-    """A method of somebody else."""
-
     name: ClassVar[str] = "own"
     weight: float = 1.0
 

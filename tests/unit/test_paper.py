@@ -171,7 +171,6 @@ def test_paraphrases_make_an_epoch_longer_and_no_batch_larger(tmp_path, forget, 
 
 
 def write_evaluation(folder, losses, retain_gain, **more):
-    """Evaluations of a run, one for each of these forget losses, 9 steps apart."""
     trajectory = [
         {"step": 9 * n, "eval_forget_loss": loss}
         | {"eval_forget_gain": loss - losses[0], "eval_retain_gain": retain_gain * n}
@@ -270,7 +269,6 @@ def test_where_every_run_failed_nothing_can_be_told(name, tmp_path):
 
 
 def random_run(generator, wanted):
-    """As of a run, with losses and gradients drawn at random."""
     one = FinishedRun(Path("nowhere"), wanted.epochs, Batches(5, 1, wanted.steps_per_epoch))
     epochs = int(wanted.epochs)
     points, log = [], []
@@ -329,7 +327,6 @@ def test_the_interval_of_a_median_covers_it_as_often_as_it_says_whatever_the_tur
 
 
 def cost_figures(*ratios):
-    """As measured, where every method has these ratios over gdiff."""
     turns = {m: [2.0 * (1.0 if m == "gdiff" else ratio) for ratio in ratios] for m in METHODS}
     middle = {m: float(np.median(times)) for m, times in turns.items()}
     return {"turns": turns, "seconds": middle, "over_gdiff": {m: t / 2 for m, t in middle.items()},

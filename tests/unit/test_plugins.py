@@ -53,7 +53,6 @@ BROKEN, GONE, NAMELESS = "their_broken:Method", "their_metrics:Gone", "their_met
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Installs a package with these entry points, by group."""
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins._warn.cache_clear()
 

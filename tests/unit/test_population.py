@@ -38,7 +38,6 @@ def noisy(sides, deviation, generator):
 
 
 def filled(draws, half_life=1e6, *passes):
-    """Population after these gradients."""
     like = draws[0][0]
     population = Population(like, range(len(like)), len(like), half_life, *passes)
     meter = GramMeter(like, range(len(like)))
@@ -48,7 +47,6 @@ def filled(draws, half_life=1e6, *passes):
 
 
 def estimated(population):
-    """Gram and plain dot of the expected gradients."""
     return population.grams(population.sums(same))
 
 
@@ -70,21 +68,23 @@ def test_norms_dot_and_squared_dot_are_unbiased_where_those_of_a_batch_are_not()
     assert (batch.mean(0) > 1.5).all()
 
 
-@pytest.mark.parametrize(
-    ("method", "max_norm"),
-    [(HamuQ(0.5, **RELATIVE), 1.0), (HamuQ(0.5), 1.0), (HamuQ(1.0), None)],
-)
-def test_the_standard_error_is_that_of_repeated_runs(method, max_norm):
+def test_the_standard_error_is_that_of_repeated_runs_by_the_criterion():
+    """Of a block alone it is larger than of the sum over blocks."""
     sides, generator = expected(), torch.Generator().manual_seed(2)
-    headrooms, errors = [], []
-    for _ in range(100):
+    found = {"aggregate": [], "any": []}
+    for _ in range(200):
         population = filled([noisy(sides, 0.2, generator) for _ in range(64)], half_life=64)
-        status = population.judge(population.sums(same), method, max_norm)
-        headrooms.append(status.headroom)
-        errors.append(status.error)
-    spread = torch.tensor(headrooms).std().item()
-    assert torch.tensor(errors).mean().item() == pytest.approx(spread, rel=0.35)
-    assert sum(headrooms) / len(headrooms) == pytest.approx(1.6, abs=0.05)  # sinθ/φ = 0.8/0.5
+        for criterion, each in found.items():
+            method = HamuQ(0.5, **RELATIVE, stopping=criterion)
+            status = population.judge(population.sums(same), method, 1.0)
+            each.append([status.headroom, status.error])
+    found = {criterion: torch.tensor(each) for criterion, each in found.items()}
+    spread = {criterion: each[:, 0].std().item() for criterion, each in found.items()}
+    for criterion, each in found.items():
+        assert each[:, 1].mean().item() == pytest.approx(spread[criterion], rel=0.35)
+    mean = found["aggregate"][:, 0].mean().item()
+    assert mean == pytest.approx(1.6, abs=0.03)  # sinθ/φ = 0.8/0.5
+    assert spread["any"] > 1.1 * spread["aggregate"]
 
 
 @pytest.mark.parametrize("method", [HamuQ(0.5, **RELATIVE), HamuU(0.5), HamuQ(0.5)])
@@ -168,7 +168,6 @@ def test_records_drawn_once_a_pass_leave_less_noise(records, size):
 
 
 def run(pair, draws):
-    """Steps of a pair until it stops."""
     steps = []
     for retain, forget in draws:
         collect(pair, "retain", retain)
@@ -220,22 +219,15 @@ def test_a_sustainable_demand_is_never_stopped():
     assert steps[-1].population.headroom == pytest.approx(1 / 0.9, abs=0.15)
 
 
-def test_a_state_stays_as_it_was_while_the_run_goes_on():
-    pair = pair_of(half_life=30.0)
-    run(pair, drawn(10, cos=0.0))
-    state = pair.state_dict()["population"]
-    before = {name: value.clone() for name, value in state.items()}
-    run(pair, drawn(10, cos=0.0))
-    assert all(torch.equal(state[name], value) for name, value in before.items())
-
-
-def test_a_resumed_run_goes_on_bit_by_bit():
+def test_a_resumed_run_goes_on_bit_by_bit_and_its_state_stays_as_it_was():
     draws = drawn(80, cos=0.9)
     whole, first, second = (pair_of(half_life=30.0) for _ in range(3))
     steps = run(whole, draws)
     cut = len(steps) - 5
     run(first, draws[:cut])
-    second.load_state_dict(first.state_dict())
+    state = first.state_dict()
+    run(first, draws[cut:])  # the run that left the state goes on, too
+    second.load_state_dict(state)
     rest = run(second, draws[cut:])
     assert [step.population for step in rest] == [step.population for step in steps[cut:]]
     ours, theirs = second.state_dict()["population"], whole.state_dict()["population"]
@@ -307,24 +299,6 @@ def test_without_a_criterion_nothing_is_kept():
     assert run(pair, drawn(20, cos=0.9))[-1].population is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        *(
-            ({"half_life": value}, "half_life .* number of steps from 1 on")
-            for value in (0.9, -1, math.nan)
-        ),
-        *(
-            ({"half_life": 20, "steps_per_pass": steps}, "steps_per_pass .* two numbers from 1 on")
-            for steps in ((0.5, 3), (4, math.nan))
-        ),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, message):
-    with pytest.raises(HamuError, match=message):
-        pair_of(**settings)
-
-
 def test_processes_decide_by_the_sums_that_they_agree_on():
     class First(Layout):
         """The first process finds that both sides point the same way; this one, that they do not."""
@@ -336,19 +310,3 @@ def test_processes_decide_by_the_sums_that_they_agree_on():
     pair.use(First(pair.parameters, pair.block_of))
     steps = run(pair, drawn(200, cos=0.0))
     assert (len(steps), steps[-1].should_stop) == (FEWEST, True)
-
-
-def test_the_error_is_that_of_the_criterion():
-    """Of a block alone it is larger than of the sum over blocks."""
-    sides, generator, found = expected(), torch.Generator().manual_seed(8), {}
-    draws = [[noisy(sides, 0.2, generator) for _ in range(64)] for _ in range(40)]
-    for criterion in ("aggregate", "any"):
-        method, statuses = HamuQ(0.5, **RELATIVE, stopping=criterion), []
-        for each in draws:
-            population = filled(each, half_life=64)
-            statuses.append(population.judge(population.sums(same), method, 1.0))
-        spread = torch.tensor([status.headroom for status in statuses]).std().item()
-        found[criterion] = spread
-        error = sum(status.error for status in statuses) / len(statuses)
-        assert error == pytest.approx(spread, rel=0.4)
-    assert found["any"] > 1.1 * found["aggregate"]

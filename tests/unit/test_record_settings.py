@@ -57,7 +57,6 @@ KEYWORDS = {
 
 
 def parts_of(part):
-    """A schema and all schemas in it."""
     yield part
     inner = [*part.get("properties", {}).values(), *part.get("$defs", {}).values()]
     for one in (*inner, part.get("items"), part.get("additionalProperties")):

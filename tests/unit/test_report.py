@@ -74,7 +74,6 @@ def words_of(*runs, **settings):
 
 
 def settle(run, *, forget=1.0, retain=-0.1, accuracy=0.0):
-    """Set the changes of the losses and of the retain accuracy."""
     for side, by, right in (("forget", forget, 0.0), ("retain", retain, accuracy)):
         before, after = (run.evaluation[role][side] for role in ("before", "after"))
         after |= {"loss": before["loss"] + by, "accuracy": before["accuracy"] + right}
@@ -340,7 +339,6 @@ def test_the_picture_names_cut_ends_and_rings_the_model_saved():
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that pictures save."""
     found, save = [], pictures.save_figure
     monkeypatch.setattr(pictures, "save_figure", lambda *of: found.append(of[0]) or save(*of))
     return found

@@ -31,7 +31,6 @@ def fill(folder, contents):
 
 @pytest.fixture
 def begun(tmp_path):
-    """The folder of a run that has begun and left."""
     with RunFolder(tmp_path / "out") as folder:
         folder.begin({}, INPUTS)
     return tmp_path / "out"

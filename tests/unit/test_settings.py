@@ -13,6 +13,7 @@ from torch import nn
 import hamu
 from hamu import HamuError, HamuQ, HamuU, Method, PairedGradients, StoppingRule, build_method
 from hamu.core import plugins
+from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes, method_rows
 
 
@@ -38,29 +39,50 @@ def test_a_method_refuses(method, settings, message):
         method(**settings)
 
 
-def test_shares_must_match_the_blocks():
-    message = "the constraint has 3 shares, but there are 4 blocks; give one each"
-    with pytest.raises(HamuError, match=message):
-        HamuQ(distribution=[1, 1, 1]).weigh(random_gram(0, blocks=4))
-
-
 LINEAR, COMPLEX = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
 META = nn.Linear(2, 2, device="meta")
 MADE = r"is not a Method; pass an instance, such as HamuQ\(\)"
+BOTH = "needs both whole gradients in each process"
 
 
-@pytest.mark.parametrize(("model", "method", "settings", "message"), [
-    (LINEAR, HamuQ(), {"max_grad_norm": 0.0}, "max_grad_norm 0.0 must be positive, or None for no clipping"),
-    (LINEAR, HamuQ(), {"max_grad_norm": math.nan}, "max_grad_norm nan must be positive"),
-    (LINEAR, HamuQ(), {"blocks": "layer"}, "blocks 'layer' is unknown; choose tensor, module, model, or give"),
-    *((LINEAR, method, {}, MADE) for method in ("hamu-q", HamuQ, None)),
-    *((model, HamuQ(), {}, "^weight is complex or on the meta device") for model in (COMPLEX, META)),
-    (nn.Linear(2, 2).requires_grad_(False), HamuQ(), {},
+def pair(model=LINEAR, method=HamuQ(), **settings):  # noqa: B008
+    return PairedGradients(model, method, **settings)
+
+
+def parted(*sides, **settings):
+    pair(**settings).use(SimpleNamespace(is_whole=False, sides=sides))
+
+
+@pytest.mark.parametrize(("refused", "message"), [
+    (lambda: pair(max_grad_norm=0.0), "max_grad_norm 0.0 must be positive, or None for no clipping"),
+    (lambda: pair(max_grad_norm=math.nan), "max_grad_norm nan must be positive"),
+    (lambda: pair(blocks="layer"), "blocks 'layer' is unknown; choose tensor, module, model, or give"),
+    *((lambda method=method: pair(method=method), MADE) for method in ("hamu-q", HamuQ, None)),
+    (lambda: pair(COMPLEX), "^weight is complex or on the meta device"),
+    (lambda: pair(META), "^weight is complex or on the meta device"),
+    (lambda: pair(nn.Linear(2, 2).requires_grad_(False)),
      "no trainable parameter; set requires_grad on those that may change"),
+    (lambda: pair(offload_grads="disk"), "offload_grads 'disk' is unknown; choose one of none, bf16, cpu"),
+    (lambda: pair().combine(keep="retain"), "keep 'retain' must be a collection of sides"),
+    (lambda: pair(offload_grads="bf16").combine(keep=("retain",)), f"keep {BOTH}"),
+    (lambda: parted(*SIDES, offload_grads="bf16"), f"offload_grads {BOTH}"),
+    (lambda: parted(*SIDES, half_life=10), f"half_life {BOTH}"),
+    (lambda: parted("retain", method=build_method("ga")), "split pairing needs both sides, but ga has one"),
+    *((lambda of=of: pair(half_life=of), "half_life .* must be a positive") for of in (0, -1, math.nan)),
+    *((lambda of=of: pair(half_life=20, steps_per_pass=of), "steps_per_pass .* two numbers from 1 on")
+      for of in ((0.5, 3), (4, math.nan))),
+    (lambda: StoppingRule("sometimes"), "criterion 'sometimes' is unknown; choose one of aggregate"),
+    (lambda: StoppingRule(margin=math.nan), "stopping margin nan is negative; use 0 or more"),
+    (lambda: StoppingRule(window=0), "patience 1 and window 0 must be at least 1 step"),
+    (lambda: HamuQ(distribution=[1, 1, 1]).weigh(random_gram(0, blocks=4)),
+     "the constraint has 3 shares, but there are 4 blocks; give one each"),
+    (lambda: build_method("hamu-q", forget_wieght=0.9), "'forget_wieght' is unknown; did you mean forget_weight"),
+    *((lambda name=name: build_method(name, forget_weight=1), "^forget_weight 1 must be between 0 and 1")
+      for name in ("gdiff", "kl", "scrub", "npo", "simnpo")),
 ])  # fmt: skip
-def test_paired_gradients_refuse(model, method, settings, message):
+def test_what_cannot_be_combined_is_refused(refused, message):
     with pytest.raises(HamuError, match=message):
-        PairedGradients(model, method, **settings)
+        refused()
 
 
 def test_complex_parameters_that_are_frozen_are_no_obstacle():
@@ -72,8 +94,6 @@ def test_every_method_is_built_by_its_name():
     for name, cls in method_classes().items():
         assert type(build_method(name, constraint=0.25, forget_weight=0.5)) is cls
     assert build_method("hamu-u", constraint=0.25).constraint == 0.25
-    with pytest.raises(HamuError, match="'forget_wieght' is unknown; did you mean forget_weight"):
-        build_method("hamu-q", forget_wieght=0.9)
 
 
 class Third(Method):

@@ -25,8 +25,6 @@ RATE = 0.1
 
 
 class Losses(nn.Module):
-    """Losses of both sides as functions of two weights."""
-
     def __init__(self, retain, forget, start=0.0):
         super().__init__()
         self.w = nn.Parameter(torch.tensor([start, 0.0], dtype=torch.float64))
@@ -44,8 +42,6 @@ def slopes(forget_bend=0.0, retain_bend=0.0):
 
 
 class Watched:
-    """A model whose steps by plain descent are watched."""
-
     def __init__(self, model, method, *, rate=RATE, max_grad_norm=1.0, **settings):
         self.model = model
         self.pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)

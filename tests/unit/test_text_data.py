@@ -140,11 +140,6 @@ def test_a_damaged_file_is_named_with_its_row(name, content, message, tmp_path):
         read_text(str(path if path.parent == tmp_path else path.parent))
 
 
-def test_a_template_without_a_place_for_the_question_is_refused(tmp_path):
-    with pytest.raises(HamuError, match=r"template 'Q:' must have \{question\} in it"):
-        read_text(saved(tmp_path / "a.jsonl", RECORDS), question_template="Q:")
-
-
 @pytest.mark.parametrize("header", ["Where does Ada Byron live?,It is a secret", "s" * 42 + ",Ada"])
 def test_a_message_does_not_show_the_content_of_a_file_without_header(header, tmp_path):
     path = tmp_path / "a.csv"
@@ -252,16 +247,20 @@ def test_an_unusable_chat_template_is_refused(template, message, tokenizer, tmp_
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("refused", "message"),
     [
-        ({"loss_on": "some"}, "loss_on 'some' is unknown; choose answer or all"),
-        ({"max_length": 1}, "no answer token among its first 1 tokens"),
-        ({"max_length": 5}, r"row 0 of .* no answer token among its first 5 tokens \(the prompt"),
+        (lambda t, k: encode(t, k, loss_on="some"), "loss_on 'some' is unknown; choose answer or"),
+        (lambda t, k: encode(t, k, 1), "no answer token among its first 1 tokens"),
+        (lambda t, k: encode(t, k, 5), r"row 0 of .* answer token among its first 5 tokens \(the"),
+        (lambda t, k: matching(t, "question"), "'question' cannot be read; write COLUMN=VALUE, C"),
+        (lambda t, k: matching(t, "question~("), r"'\(' in the filter is not a regular .*missing"),
+        (lambda t, k: matching(t, "writer=Ada"), "record 0 of .* has no column writer; it has qu"),
+        (lambda t, k: read_text(t.source, question_template="Q:"), r"'Q:' must have \{question\}"),
     ],
 )
-def test_what_leaves_nothing_to_score_is_refused(options, message, texts, tokenizer):
+def test_options_that_do_not_fit_the_texts_are_refused(refused, message, texts, tokenizer):
     with pytest.raises(HamuError, match=message):
-        encode(texts, tokenizer, **options)
+        refused(texts, tokenizer)
 
 
 def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
@@ -305,19 +304,6 @@ def test_a_filter_finds_values_as_json_or_python_writes_them(expression, rows, t
     more = ({"gone": True, "by": None, "age": 7.0}, {"gone": False, "by": "None at all"})
     records = [record | added for record, added in zip(RECORDS, more, strict=True)]
     assert matching(read_text(saved(tmp_path / "a.jsonl", records)), expression) == rows
-
-
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        ("question", "the filter 'question' cannot be read; write COLUMN=VALUE, COLUMN!=VALUE or"),
-        ("question~(", r"'\(' in the filter is not a regular expression: missing \)"),
-        ("writer=Ada", "record 0 of .* has no column writer; it has question, answer, pert"),
-    ],
-)
-def test_a_filter_that_means_nothing_is_refused(expression, message, texts):
-    with pytest.raises(HamuError, match=message):
-        matching(texts, expression)
 
 
 def test_the_tokenizer_writes_any_text(tokenizer):

@@ -124,7 +124,6 @@ def slow_tofu(model, tokenizer, record):
 
 @torch.no_grad()
 def slow_answer(model, tokenizer, record, most):
-    """Greedy decoding without padding, batches or cache."""
     ids = list(tokenizer(record.prompt)["input_ids"])
     start = len(ids)
     model.eval()
@@ -158,7 +157,6 @@ def slow_scores(model, tokenizer, record):
 
 
 def of_losses(losses, expected=-1.0, spread=1.0):
-    """Predictions that have exactly these losses, a list for each record."""
     flat = torch.tensor([x for each in losses for x in each], dtype=torch.float64)
     record = torch.tensor([i for i, each in enumerate(losses) for _ in each], dtype=torch.long)
     full = torch.full_like(flat, 1.0)

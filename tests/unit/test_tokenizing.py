@@ -64,7 +64,6 @@ def texts(*records):
 
 
 def pieces(tokenizer, record, **options):
-    """The prompt's tokens and the answer's, as they are written in the vocabulary."""
     data = encode(texts(record), tokenizer, **options)
     found = tokenizer.convert_ids_to_tokens(data.tokens[0].tolist())
     return found[: data.scored_from[0]], found[data.scored_from[0] :]
