@@ -31,9 +31,7 @@ LAYOUTS = {
     "transposed": lambda g: torch.randn(300, 400, generator=g).t(),
     "small transposed": lambda g: torch.randn(30, 40, generator=g).t(),
     "strided": lambda g: torch.randn(300, 800, generator=g)[:, ::2],
-    "channels last": lambda g: torch.randn(80, 64, 5, 5, generator=g).contiguous(
-        memory_format=LAST
-    ),
+    "channels last": lambda g: torch.randn(80, 64, 5, 5, generator=g).to(memory_format=LAST),
     "double": lambda g: torch.randn(1300, 1100, generator=g, dtype=torch.float64),
     "half": lambda g: torch.randn(400, 400, generator=g).bfloat16(),
 }
@@ -74,15 +72,9 @@ def test_a_missing_gradient_counts_as_zeros_even_after_a_present_one():
     meter = GramMeter(r, [0, 1, 2])
     meter.measure(r, f)  # what the packed buffer holds from an earlier step must not leak
     for missing in (r, f, None):
-        given = [
-            [None if missing is side or i == 2 else tensor for i, tensor in enumerate(side)]
-            for side in (r, f)
-        ]
+        given = [[None if missing is side else one for one in side[:2]] + [None] for side in (r, f)]
         zeros = [
-            [
-                torch.zeros_like(like) if one is None else one
-                for one, like in zip(side, r, strict=True)
-            ]
+            [torch.zeros_like(r[i]) if one is None else one for i, one in enumerate(side)]
             for side in given
         ]
         ours, theirs = meter.measure(*given), meter.measure(*zeros)

@@ -69,19 +69,6 @@ def test_all_that_raises_the_forget_loss_with_these_signs_is_hamu_q(r, f, θ, a,
     assert gram.changes(*step[:, None])[0] == pytest.approx(float(best), abs=1e-4 * r * r)
 
 
-@given(r=NORMS, f=NORMS, θ=ANGLES)
-def test_blur_is_the_rectified_branch_with_p_1(r, f, θ):
-    """With the radius that makes p = √(1-φ²)/sinθ · R/n_r one, exactly, not up to scale."""
-    assume(math.cos(θ) * r > -f)
-    gram = gram_at(r, f, math.cos(θ))
-    radius, demand = math.hypot(r * math.sin(θ), f), f * f
-    hamu = HamuQ(demand, radius=radius, stopping="off").weigh(gram)
-    blur = build_method("blur").weigh(gram)
-    torch.testing.assert_close(hamu.retain, blur.retain)
-    torch.testing.assert_close(hamu.forget, blur.forget)
-    assert gram.changes(blur.retain, blur.forget)[1] == pytest.approx(f * f)
-
-
 SPARE = ["ft", "gru", "pcgrad", "pcgrad-one-sided", "falcon", "ngdiff", "munba", "mgda"]
 
 

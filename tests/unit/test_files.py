@@ -7,6 +7,7 @@ import pytest
 from torch import nn
 
 from hamu import HamuError
+from hamu.errors import first_line
 from hamu.files import parse_json, read_json
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.resumable import Checkpoints
@@ -44,3 +45,12 @@ def test_all_is_as_open_as_the_mask_allows_but_settings_that_may_name_a_person(t
     with checkpoints.writing(1):
         pass
     assert mode(checkpoints.path(1)) == 0o777 & ~mask
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("no such file\nlook above", "no such file"),
+    ("\n  errors in loading:\n\tthe shapes differ\n\tand more", "errors in loading: the shapes differ"),
+    (" \n", "OSError"),
+])  # fmt: skip
+def test_the_first_line_of_a_librarys_error_is_taken_with_what_it_announces(text, said):
+    assert first_line(OSError(text)) == said

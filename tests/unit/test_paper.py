@@ -132,9 +132,8 @@ def texts_stage(folder, records, forget):
         write_rows(folder / f"{name}.jsonl", content)
     base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(folder)}
     scale = Scale("small", base, True, 1.0, None, None, 1, has_similar=True)
-    return Stage(
-        scale, {"model": "tiny-llama"}, {}, None, 1.0, str(folder / "again.jsonl"), folder / "work"
-    )
+    again, work = str(folder / "again.jsonl"), folder / "work"
+    return Stage(scale, {"model": "tiny-llama"}, {}, None, 1.0, again, work)
 
 
 @pytest.mark.parametrize("similar", [False, True])
@@ -376,10 +375,8 @@ def test_the_published_page_says_what_its_files_and_this_version_say():
 ])  # fmt: skip
 def test_files_of_somebody_else_are_not_taken_for_results(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    with pytest.raises(
-        HamuError,
-        match=rf"{name} is there and is not of `python -m experiments`; choose another --output",
-    ):
+    message = rf"{name} is there and is not of `python -m experiments`; choose another --output"
+    with pytest.raises(HamuError, match=message):
         check_output(tmp_path, EXPERIMENTS)
 
 
@@ -394,3 +391,30 @@ def test_earlier_results_may_be_replaced(tmp_path):
     check_output(tmp_path, EXPERIMENTS)  # that it is damaged is said when it is read
     with pytest.raises(HamuError, match=r"figure-4.json is damaged: .*; remove .*figure-4.json"):
         results_in(tmp_path, EXPERIMENTS)
+
+
+EPOCHS = list(range(26))
+
+
+def rising_until(peak):
+    return [min(epoch, 2 * peak - epoch) * 0.01 for epoch in EPOCHS]
+
+
+@pytest.mark.parametrize(
+    ("values", "terminates", "slows", "timely"),
+    [
+        ([0.01 * e for e in EPOCHS], None, False, None),  # 13 epochs against 12 are no slowing
+        ([0.01 * e - 1e-5 * e * e for e in EPOCHS], 24.2, True, None),  # it has not begun to fall
+        (rising_until(20), 20.5, True, True),
+        (rising_until(20), 24.0, True, False),  # a fifth of the gain is gone
+        (rising_until(20), 10.0, True, False),  # early
+        (rising_until(20), None, True, False),  # never met, though it falls
+        ([-0.01 * e for e in EPOCHS], 24.0, False, False),  # it falls from the first step
+    ],
+)
+def test_slowing_and_timely_stops_are_told(values, terminates, slows, timely):
+    run = {"epoch": EPOCHS, "trajectory": [(value, 0.0) for value in values]}
+    run |= {"kappa": [0.1 * epoch for epoch in EPOCHS[1:]], "stop_threshold": [1.0] * 25}
+    run |= {"terminates": terminates, "terminates_by_means": None}
+    _, slowing, stop, *_ = EXPERIMENTS["figure-9"].claims({"hamu-q": run})
+    assert (slowing.holds, stop.holds) == (slows, timely)

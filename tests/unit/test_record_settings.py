@@ -13,9 +13,8 @@ from hamu.unlearning.record.inputs import text_digest
 
 
 def test_places_and_people_are_not_among_the_recorded_settings(tmp_path):
-    data = DataOptions(
-        data="/home/jane/secret/people.jsonl", forget_filter="author=Jane Doe", data_dir="hub:o/n"
-    )
+    named = {"forget_filter": "author=Jane Doe", "data_dir": "hub:o/n"}
+    data = DataOptions(data="/home/jane/secret/people.jsonl", **named)
     run = RunOptions(model="hub:owner/model", retain_model="../models/retrained/")
     options = {"optim": "adamw_torch", "hub_token": "hf_secret", "run_name": "for jane"}
     args = UnlearnConfig(output_dir=str(tmp_path / "jane"), adam_beta1=0.8, **options)
@@ -72,17 +71,12 @@ def test_the_schemas_use_no_other_keyword_and_the_record_is_described_to_its_end
 
 
 def test_a_model_card_names_counts_and_figures_but_no_place(tmp_path):
-    reports = {
-        "after": {
-            "forget": {"loss": 9.5, "accuracy": 0.0, "samples": 5},
-            "membership_inference": {"auc": 0.034},
-        },
-        "before": {"membership_inference": {"loss": 0.99, "zlib": 0.9}},  # of texts
-        "retrained": {"membership_inference": None},
-    }
-    write_model_card(
-        tmp_path, base="/home/jane/original", method="ga", forget_records=7, reports=reports
-    )
+    forget = {"loss": 9.5, "accuracy": 0.0, "samples": 5}
+    reports = {"after": {"forget": forget, "membership_inference": {"auc": 0.034}}}
+    reports["before"] = {"membership_inference": {"loss": 0.99, "zlib": 0.9}}  # of texts
+    reports["retrained"] = {"membership_inference": None}
+    given = {"method": "ga", "forget_records": 7, "reports": reports}
+    write_model_card(tmp_path, base="/home/jane/original", **given)
     card = (tmp_path / "README.md").read_text()
     for said in ("machine-unlearning", "7 records", "`original`", "`ga`", "| forget | 5 | 9.5 | 0 |",
                  "without a certificate", "AUC: 0.03 after, 0.99 before. At 0.5"):  # fmt: skip

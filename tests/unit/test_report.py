@@ -318,11 +318,8 @@ def test_runs_have_their_methods_colors_and_no_two_look_alike():
 
 
 def test_the_picture_names_cut_ends_and_rings_the_model_saved():
-    paths = {
-        "ft": [(0.0, 0.0), (0.2, 0.1)],
-        "kl": [(0.0, 0.0), (0.1, 0.2)],
-        "ga": [(0.0, 0.0), (-0.1, 0.3), (-9.0, 60.0)],
-    }
+    paths = {"ft": [(0.0, 0.0), (0.2, 0.1)], "kl": [(0.0, 0.0), (0.1, 0.2)]}
+    paths["ga"] = [(0.0, 0.0), (-0.1, 0.3), (-9.0, 60.0)]
     own = [path[-1] for path in paths.values()]
     for ends, labels, saved in (
         (own, {"ft", "kl", "ga (ends at -9, 60)"}, []),
@@ -442,10 +439,8 @@ def test_pictures_are_of_the_records_that_the_run_has_measured():
     measured, labels = subset(problem.forget, 10, 42), torch.full((10,), 3)
     before, after = torch.zeros(10, 10), torch.zeros(10, 10)
     after[7, 3] = 5.0  # of the eighth of them
-    found = {
-        role: {"forget": Predictions(one, labels)}
-        for role, one in zip(ROLES, (before, after), strict=True)
-    }
+    both = zip(ROLES, (before, after), strict=True)
+    found = {role: {"forget": Predictions(one, labels)} for role, one in both}
 
     def fitted_problem(model, problem):
         raise HamuError("no embedding")
