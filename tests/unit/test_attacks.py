@@ -104,9 +104,8 @@ def test_a_seed_gives_the_same_curves_and_another_seed_others(classifier, data):
 
 def test_the_records_relearned_are_not_those_looked_at(data):
     for seed in range(3):
-        items, looked_at = _Attacker(None, data, AttackSettings(), 0, None).batches(
-            "relearn-few", seed
-        )
+        attacker = _Attacker(None, data, AttackSettings(), 0, None)
+        items, looked_at = attacker.batches("relearn-few", seed)
         batch = next(items)
         relearned = {one.numpy().tobytes() for one in batch["pixel_values"][64:]}
         assert (len(batch["labels"]), len(relearned), len(looked_at)) == (74, 10, 20)

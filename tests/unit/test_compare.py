@@ -186,9 +186,8 @@ def test_a_method_of_another_package_is_given_what_its_fields_are_and_no_more(mo
     unused, own = unused_settings(Bounded()), {"radius", "on_infeasible", "stopping"}
     assert not unused & {*own, "stopping_margin", "stopping_window"}
     assert unused >= {"constraint", "constraint_mode", "distribution", "correct_steps"}
-    monkeypatch.setattr(
-        "hamu.core.methods.method_classes", lambda asked=None: {"bounded": Bounded, "hamu-q": HamuQ}
-    )
+    classes = {"bounded": Bounded, "hamu-q": HamuQ}
+    monkeypatch.setattr("hamu.core.methods.method_classes", lambda asked=None: classes)
     first, *others = cells(["bounded", "hamu-q"], [0.25, 0.5], [0.1], [1])
     assert (first.name, [one.constraint for one in others]) == ("bounded-lr0.1-s1", [0.25, 0.5])
     taken = {"radius": "2", "on_infeasible": "clamp", "stopping_margin": 0.5}
@@ -231,10 +230,8 @@ NASTY = "50% of {a_b} | #1 & $x^2$ ~ \\cmd [link](url) <b> *bold* `code`"
 
 def test_markdown_shows_texts_as_they_are():
     markdown = pytest.importorskip("markdown_it").MarkdownIt()  # a dependency of rich
-    assert (
-        "".join(token.content for token in markdown.parseInline(escape_markdown(NASTY))[0].children)
-        == NASTY
-    )
+    [parsed] = markdown.parseInline(escape_markdown(NASTY))
+    assert "".join(token.content for token in parsed.children) == NASTY
 
 
 def test_latex_has_no_bare_special_letters():
@@ -341,9 +338,8 @@ def test_rows_that_other_versions_or_devices_have_computed_are_named(tmp_path):
     newer = finished(tmp_path, ("0.1.0", "2.8.0")) | {"run": "b"}
     other = finished(tmp_path, device="cuda") | {"run": "c"}
     assert one["environment"] == "cpu, hamu 0.1.0, torch 2.7.0"
-    assert remarks(compared(one, one | {"run": "d"}, failed()))[3:] == [
-        "ga-lr0.1-s42 failed: unlearning diverged"
-    ]
+    [said] = remarks(compared(one, one | {"run": "d"}, failed()))[3:]
+    assert said == "ga-lr0.1-s42 failed: unlearning diverged"
     assert remarks(compared(one, newer, other))[3:] == [
         "not all were computed alike: cpu, torch 2.7.0 (a); cpu, torch 2.8.0 (b); cuda, torch 2.7.0 (c)"
     ]

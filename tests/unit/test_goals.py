@@ -53,10 +53,8 @@ def drawn(number, generator):
 @pytest.mark.parametrize(("number", "among"), [(5, 5000), (100, 100), (400, 50), (40, 40)])
 def test_records_drawn_as_the_unseen_ones_reach_their_targets_as_often_as_wanted(number, among):
     generator = torch.Generator().manual_seed(number)
-    found = [
-        unseen(drawn(among, generator)).standing(texts(drawn(number, generator)))
-        for _ in range(150)
-    ]
+    draw = lambda count: drawn(count, generator)  # noqa: E731
+    found = [unseen(draw(among)).standing(texts(draw(number))) for _ in range(150)]
     for name, share in (("forgotten", 0.95), ("too_high", 0.05)):
         records = torch.cat([getattr(one, name) for one in found]).double()
         assert records.mean().item() == pytest.approx(share, abs=0.02)

@@ -17,10 +17,11 @@ def gradients():
     """Per step both gradients, on two tensors, and both losses."""
     g = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
-        both = [
-            [torch.randn(n, generator=g, dtype=torch.float64) for n in (5, 3)] for _ in range(2)
-        ]
-        yield *both, 1.0 + torch.rand(2, generator=g, dtype=torch.float64)
+        draws = torch.randn(2, 8, generator=g, dtype=torch.float64)
+        yield (
+            *(list(side.split((5, 3))) for side in draws),
+            1.0 + torch.rand(2, generator=g, dtype=torch.float64),
+        )
 
 
 def collect_both(pair, retain, forget, _):

@@ -10,11 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_models import small_vision_transformer
-from transformers import (
-    AutoImageProcessor,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-)
+from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageClassification
 from transformers.utils import logging
 
 from hamu import HamuError

@@ -26,12 +26,8 @@ from hamu.data import read_images, read_text
 from hamu.errors import HamuError
 from hamu.unlearning.run_folder import RunFolder
 
-BASE = {
-    "per_device_train_batch_size": 500,
-    "learning_rate": 1e-4,
-    "data": "train.parquet",
-    "data_dir": "somewhere",
-}
+BASE = {"data": "train.parquet", "data_dir": "somewhere"}
+BASE |= {"per_device_train_batch_size": 500, "learning_rate": 1e-4}
 SCALE = Scale("cifar10-resnet20", BASE, False, 0.1, None, None, 42)
 
 
@@ -49,10 +45,8 @@ def test_an_epoch_has_the_papers_number_of_steps_at_any_scale(retain):
             assert math.ceil(retain / batch) == 9
             assert found["per_device_train_batch_size"] <= 500
             assert wanted.steps == 45
-    sizes = {
-        key: settings(wanted, 45_000) for key, wanted in EXPERIMENTS["table-2"].runs(SCALE).items()
-    }
-    for key, found in sizes.items():
+    for key, wanted in EXPERIMENTS["table-2"].runs(SCALE).items():
+        found = settings(wanted, 45_000)
         batch = found["per_device_train_batch_size"] * found["gradient_accumulation_steps"]
         assert batch == pytest.approx(int(key), rel=0.01)
 
@@ -71,9 +65,7 @@ def test_a_longer_run_serves_a_shorter_one_only_if_it_begins_alike_and_may_be_cu
     other = PaperRun("ft", "def", 5.0)
     served = {short: longer, longer: longer, other: other}
     assert longest({key: {} for key in served}, [], ()) == served
-    assert longest({short: {}}, [long, longer], ()) == {short: long}, (
-        "the shortest that is finished"
-    )
+    assert longest({short: {}}, [long, longer], ()) == {short: long}, "the shortest finished one"
     assert longest({longer: {}}, [short], ()) == {longer: longer}
     assert longest({short: {}}, [longer], {short}) == {short: short}
     assert longest({short: {"lr_scheduler_type": "linear"}}, [longer], ()) == {short: short}
@@ -125,15 +117,13 @@ def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_chang
 def texts_stage(folder, records, forget):
     """A stage of so many records, of which some are to be forgotten and stand in other words elsewhere."""
     rows = [{"question": f"Who is {i}?", "answer": f"A person, {i}."} for i in range(records)]
-    said_again = [
-        row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:forget]
-    ]
-    for name, content in {"all": rows, "forget": rows[:forget], "again": said_again}.items():
+    again = [row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:forget]]
+    for name, content in {"all": rows, "forget": rows[:forget], "again": again}.items():
         write_rows(folder / f"{name}.jsonl", content)
     base = {"data": "all.jsonl", "forget_data": "forget.jsonl", "data_dir": str(folder)}
     scale = Scale("small", base, True, 1.0, None, None, 1, has_similar=True)
-    again, work = str(folder / "again.jsonl"), folder / "work"
-    return Stage(scale, {"model": "tiny-llama"}, {}, None, 1.0, again, work)
+    places = str(folder / "again.jsonl"), folder / "work"
+    return Stage(scale, {"model": "tiny-llama"}, {}, None, 1.0, *places)
 
 
 @pytest.mark.parametrize("similar", [False, True])
@@ -180,10 +170,8 @@ def write_evaluation(folder, losses, retain_gain, **more):
 
 def test_a_finished_run_ends_where_the_figure_does(tmp_path):
     write_evaluation(tmp_path, [0.2, 0.5, float("nan"), 0.9], 0.01)
-    lines = [
-        {"step": step, "kappa": float(step), "taken": float(step != 3)} for step in range(1, 28)
-    ]
-    write_rows(tmp_path / "steps.jsonl", lines)
+    kappa = [{"step": n, "kappa": float(n), "taken": float(n != 3)} for n in range(1, 28)]
+    write_rows(tmp_path / "steps.jsonl", kappa)
     nine = Batches(5, 1, 9)
     two = FinishedRun(tmp_path, 2, nine)
     assert [point["epoch"] for point in two.points] == [0, 1], "that of NaN is left out"
@@ -284,12 +272,9 @@ def random_run(generator, wanted):
         drawn = dict(zip(figures, generator.random(len(figures)), strict=True))
         drawn["criterion_met"] = float(drawn["criterion_met"] > 0.99)
         log.append({"step": step, "taken": 1.0, "learning_rate": 0.1} | drawn)
-    before = {
-        key: {"loss": 0.0, "accuracy": 0.5, "probability": 0.5} for key in ("retain", "forget")
-    }
-    after = {
-        side: {name: generator.normal() for name in figures} for side, figures in before.items()
-    }
+    own = {"loss": 0.0, "accuracy": 0.5, "probability": 0.5}
+    before = {"retain": own, "forget": own}
+    after = {side: {name: generator.normal() for name in own} for side in before}
     after["membership_inference"] = {"auc": generator.random()}
     inputs = {"original model": {"sha256": str(wanted.similar)}}
     vars(one).update(points=points, log=log, inputs=inputs)

@@ -55,7 +55,6 @@ BROKEN, GONE, NAMELESS = "their_broken:Method", "their_metrics:Gone", "their_met
 def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins._warn.cache_clear()
-
     (tmp_path / "their_metrics.py").write_text(METRICS)
     (tmp_path / "their_broken.py").write_text("import a_package_that_is_not_there")
     yield lambda **groups: install(

@@ -25,9 +25,8 @@ def texts(lengths, losses):
 def expected(values):
     """The 95% interval of a mean, and a tolerance for it."""
     error = values.std() / math.sqrt(len(values))
-    return pytest.approx(
-        (values.mean() - 1.96 * error, values.mean() + 1.96 * error), abs=0.2 * error
-    )
+    ends = values.mean() - 1.96 * error, values.mean() + 1.96 * error
+    return pytest.approx(ends, abs=0.2 * error)
 
 
 def test_tokens_of_one_text_are_drawn_together():

@@ -15,9 +15,8 @@ GOOD = [{"pixel_values": torch.ones(3), "labels": 0}] * 4
 
 def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, **given):
     args = UnlearnConfig(output_dir=str(tmp_path / "out"), eval_on_start=False, eval_strategy="no")
-    return UnlearnTrainer(
-        model or nn.Linear(3, 2), args, retain_dataset=retain, forget_dataset=forget, **given
-    )
+    given |= {"retain_dataset": retain, "forget_dataset": forget}
+    return UnlearnTrainer(model or nn.Linear(3, 2), args, **given)
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,8 @@ class Losses(nn.Module):
 
 def slopes(forget_bend=0.0, retain_bend=0.0):
     """The retain loss falls along one weight, the forget loss rises by 10 along another, bent."""
-    return Losses(
-        lambda w: retain_bend * w[0] ** 2 - w[0], lambda w: 10.0 * w[1] - forget_bend * w[1] ** 2
-    )
+    retain = lambda w: retain_bend * w[0] ** 2 - w[0]  # noqa: E731
+    return Losses(retain, lambda w: 10.0 * w[1] - forget_bend * w[1] ** 2)
 
 
 class Watched:
@@ -88,17 +87,6 @@ def test_a_step_is_held_to_the_demand_on_the_loss_as_it_is(correct_steps, share,
     assert watched.watch.record.summary()["kept"] == kept
 
 
-def test_steps_that_were_undone_are_counted_apart():
-    """-s + 100 s² is below zero from s = 0.01 down: first at a sixteenth of the first step."""
-    method = HamuQ(0.1, "relative", stopping="off")
-    watched = Watched(slopes(retain_bend=100.0), method, trust_region=True)
-    assert [watched.step()[1] for _ in range(4)] == [True] * 4
-    assert kept_in_words(watched.watch.record.summary()) == "of 4 checked steps 4 were undone"
-    assert not watched.step()[1]
-    words = "of 5 checked steps 4 were undone; of the other 1, 100% realised at least 95% of"
-    assert kept_in_words(watched.watch.record.summary()).startswith(words)
-
-
 def test_a_step_is_judged_by_losses_of_one_precision_where_its_own_are_rounded(monkeypatch):
     """Its passes are off by more than what a step of this length does, as with TF32 on a GPU."""
 
@@ -143,6 +131,7 @@ def test_the_radius_settles_where_the_curvature_says(curvature):
     assert losses[3] < 0.5 * curvature
     assert all(b <= a + 2e-6 for a, b in itertools.pairwise(losses)), "no step raises the loss"
     assert losses[-1] < 0.05 * curvature
+    assert watched.watch.record.summary()["checked"] == 57, "undone steps are not on record"
 
 
 @pytest.mark.parametrize(

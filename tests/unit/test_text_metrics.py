@@ -329,12 +329,9 @@ def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, token
     whole, other = (predict_tokens(Plain(model, m), data, 64, TextCollator()) for m in (0, -1e4))
     assert_same(predict_tokens(Plain(model), data, 4, TextCollator()), other)
     shapes, widths = [], []
-    handles = [
-        model.lm_head.register_forward_hook(lambda *given: shapes.append(given[-1].shape[:2])),
-        model.register_forward_pre_hook(
-            lambda _, args, given: widths.append(given["input_ids"].shape), with_kwargs=True
-        ),
-    ]
+    model.lm_head.register_forward_hook(lambda *given: shapes.append(given[-1].shape[:2]))
+    seen = lambda _, args, given: widths.append(given["input_ids"].shape)  # noqa: E731
+    model.register_forward_pre_hook(seen, with_kwargs=True)
     assert_same(predict_tokens(model, data, 64, TextCollator()), whole)
     assert shapes == [(1, len(whole.losses))]
     longest = max(map(len, data.tokens))
@@ -344,8 +341,6 @@ def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, token
     assert_same(predict_tokens(model, data, 64, TextCollator()), whole)
     assert len(widths) > 3
     assert all(rows * tokens <= 2 * longest for rows, tokens in widths)
-    for handle in handles:
-        handle.remove()
 
 
 def test_an_attack_with_scores_that_are_not_finite_has_no_figure():

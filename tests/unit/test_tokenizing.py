@@ -31,15 +31,13 @@ def sentencepiece_like(space, ends):
     """Write spaces as ▁, put one before a text, and <s> before that (and </s> at its end)."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
-    )
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     if space == "normalizer":
         tokenizer.pre_tokenizer = None
-        tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        )
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        tokenizer.normalizer = normalizers.Sequence(steps)
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace()
@@ -50,11 +48,10 @@ def sentencepiece_like(space, ends):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names, chat_template=LLAMA)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(s, e) for s in ("normalizer", "metaspace") for e in (False, True)],
-    ids=str,
-)
+KINDS = [(space, ends) for space in ("normalizer", "metaspace") for ends in (False, True)]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
 def tokenizer(request):
     return sentencepiece_like(*request.param)
 
@@ -95,17 +92,14 @@ def test_a_conversation_is_the_tokens_of_its_template(tokenizer):
     asked, said = pieces(tokenizer, TextRecord("Who?", "In a town.", {}, messages=DIALOGUE))
     whole = tokenizer.apply_chat_template(list(DIALOGUE), tokenize=True, return_dict=False)
     assert asked + said == tokenizer.convert_ids_to_tokens(whole)
-    assert asked == tokenizer.convert_ids_to_tokens(
-        tokenizer("<s>[INST] Who? [/INST]", add_special_tokens=False).input_ids
-    )
+    prompt = tokenizer("<s>[INST] Who? [/INST]", add_special_tokens=False).input_ids
+    assert asked == tokenizer.convert_ids_to_tokens(prompt)
 
 
 def test_a_prompt_keeps_its_own_tokens_where_one_would_stand_across_the_border():
     tokenizer = new_tokenizer(["Question: who?\nAnswer: nobody"] * 9, 300)
     prompt, answer = "Question: who?\nAns", "wer: nobody"
-    alone, rest, whole = (
-        tokenizer(text)["input_ids"] for text in (prompt, answer, prompt + answer)
-    )
+    alone, rest, whole = tokenizer([prompt, answer, prompt + answer])["input_ids"]
     assert whole[: len(alone)] != alone
     data = encode(texts(TextRecord(prompt, answer, {})), tokenizer)
     assert data.prompt(0).tolist() == alone
