@@ -205,8 +205,8 @@ def gradient(logits, labels, limits):
 
 def two_classes(odds):
     """Logits of records with these log-odds against their label, 0."""
-    labels = torch.zeros(len(odds), dtype=torch.int64)
-    return torch.stack([torch.zeros(len(odds)), torch.tensor(odds)], 1), labels
+    logits = torch.stack([-torch.tensor(odds), torch.zeros(len(odds))], 1)
+    return logits, torch.zeros(len(odds), dtype=torch.int64)
 
 
 def test_log_odds_and_loss_are_inverse_to_each_other():
@@ -218,14 +218,25 @@ def test_log_odds_and_loss_are_inverse_to_each_other():
     assert loss_at(torch.tensor([-math.inf, math.inf])).tolist() == [0.0, math.inf]
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-def test_a_record_at_its_limit_gives_no_gradient_and_one_below_does(dim):
-    logits, labels = two_classes([1.0, -2.0])
-    if dim == 2:  # texts: a token that is predicted after one that is not scored
-        logits, labels = logits[:, None].repeat(1, 3, 1), torch.tensor([[-100, 0, 0]] * 2)
-    found = gradient(logits, labels, [[1.0, FREE]] * 2)
-    assert not found[0].any()
-    assert found[1].any()
+@pytest.mark.parametrize(
+    ("odds", "limits", "slopes"),
+    [
+        ([1.0, -2.0], [1.0, FREE], [0.0, 1.0]),  # at its limit, and below
+        ([-40.0, -1.0], [3.0, FREE], [1.0, 1.0]),  # whose cross-entropy in float32 is exactly 0
+        ([5.0, 2.0], [1.0, 3.0], [-1.0, 0.0]),  # above what is enough, and between aim and that
+        ([math.inf, -1.0], [1.0, FREE], [0.0, 1.0]),  # a class that the model rules out
+    ],
+)
+def test_a_record_is_raised_to_its_limit_with_one_weight_and_lowered_beyond(odds, limits, slopes):
+    found = gradient(*two_classes(odds), [limits] * 2)
+    assert torch.allclose(found, torch.tensor(slopes)[:, None] * torch.tensor([-1.0, 1.0]))
+    assert bounded(*two_classes(odds), [limits] * 2).isfinite()
+
+
+def test_the_total_of_records_is_that_of_their_log_odds_within_the_limits():
+    aim, most = log_odds(torch.tensor([1.0, 3.0]))
+    found = bounded(*two_classes([5.0, -2.0]), [[1.0, 3.0], [1.0, 3.0]])
+    torch.testing.assert_close(found, aim - (5.0 - most) - 2.0)
 
 
 def test_a_masked_record_takes_no_token_of_another():
@@ -237,34 +248,12 @@ def test_a_masked_record_takes_no_token_of_another():
     assert torch.equal(found[1:], alone)
 
 
-def test_a_record_that_the_model_is_sure_of_weighs_as_much_as_another():
-    """Its cross-entropy in float32 is exactly 0, and so is the gradient of that."""
-    found = gradient(*two_classes([-40.0, -1.0]), [[3.0, FREE]] * 2)
-    assert torch.allclose(found, torch.tensor([-1.0, 1.0]))
-
-
-def test_a_record_above_what_is_enough_is_lowered_again():
-    logits, labels = two_classes([5.0, 2.0])
-    found = gradient(logits, labels, [[1.0, 3.0], [1.0, 3.0]])
-    assert torch.allclose(found[0], torch.tensor([1.0, -1.0])), "raising the total lowers it"
-    assert not found[1].any(), "between aim and most a record is left alone"
-    aim, most = log_odds(torch.tensor([1.0, 3.0]))
-    found = bounded(*two_classes([5.0, -2.0]), [[1.0, 3.0], [1.0, 3.0]])
-    torch.testing.assert_close(found, aim - (5.0 - most) - 2.0)
-
-
-def test_a_record_whose_loss_is_infinite_is_far_enough():
-    logits, labels = two_classes([0.0, -1.0])
-    logits[0, 0] = -math.inf  # a class that the model rules out
-    limits = [[1.0, FREE]] * 2
-    assert bounded(logits, labels, limits).isfinite()
-    assert gradient(logits, labels, limits).tolist() == [[0.0, 0.0], [-1.0, 1.0]]
-
-
-def test_a_text_of_which_the_model_is_sure_has_a_gradient():
-    logits = torch.tensor([[[0.0, 0.0], [20.0, 0.0], [20.0, 0.0]]])
-    found = gradient(logits, torch.tensor([[-100, 0, 0]]), [[1.0, FREE]])
+def test_a_text_of_which_the_model_is_sure_has_a_gradient_and_one_at_its_limit_has_none():
+    """Of both the first token is not scored."""
+    logits = torch.tensor([[[0.0, 0.0], [20.0, 0.0], [20.0, 0.0]], [[0.0, 1.0]] * 3])
+    found = gradient(logits, torch.tensor([[-100, 0, 0]] * 2), [[1.0, FREE]] * 2)
     assert found[0, :2, 1].min() > 0
+    assert not found[1].any()
 
 
 def test_a_text_counts_by_the_mean_over_its_scored_tokens():

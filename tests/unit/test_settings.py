@@ -132,21 +132,22 @@ def test_blocks_group_the_parameters(blocks, names):
 
 
 def test_settings_survive_a_checkpoint_and_others_are_refused_by_name():
-    model = Holder([torch.zeros(3)])
-    state = PairedGradients(model, HamuQ(0.5)).state_dict()
-    PairedGradients(model, HamuQ(0.5)).load_state_dict(state)
-    two = Holder([torch.zeros(3)] * 2)
+    means = {"half_life": 64.0, "steps_per_pass": (9, 4)}
+    one, two = (Holder([torch.zeros(3)] * count) for count in (1, 2))
+    state = pair(one, HamuQ(0.5), **means).state_dict()
+    pair(one, HamuQ(0.5), **means).load_state_dict(state)
     patient = HamuQ(0.5, stopping=StoppingRule(patience=2))
-    changed = {
-        r"constraint 0.5 \(now 0.7\)": PairedGradients(model, HamuQ(0.7)),
-        r"method 'hamu-q' \(now 'hamu-u'\)": PairedGradients(model, HamuU(0.5)),
-        r"max_grad_norm 1.0 \(now None\)": PairedGradients(model, HamuQ(0.5), max_grad_norm=None),
-        r"blocks '1 \(\w+\)' \(now '2 \(\w+\)'\)": PairedGradients(two, HamuQ(0.5)),
-        r"stopping .*patience=1.* \(now .*patience=2": PairedGradients(model, patient),
-    }
-    for message, pair in changed.items():
+    for message, model, method, settings in (
+        (r"constraint 0.5 \(now 0.7\)", one, HamuQ(0.7), {}),
+        (r"method 'hamu-q' \(now 'hamu-u'\)", one, HamuU(0.5), {}),
+        (r"max_grad_norm 1.0 \(now None\)", one, HamuQ(0.5), {"max_grad_norm": None}),
+        (r"blocks '1 \(\w+\)' \(now '2 \(\w+\)'\)", two, HamuQ(0.5), {}),
+        (r"stopping .*patience=1.* \(now .*patience=2", one, patient, {}),
+        (r"other settings: half_life 64\.0 \(now 320\.0\)", one, HamuQ(0.5), {"half_life": 320.0}),
+        (r"steps_per_pass \[9, 4\] \(now \[9, 2\]\)", one, HamuQ(0.5), {"steps_per_pass": (9, 2)}),
+    ):
         with pytest.raises(HamuError, match=message):
-            pair.load_state_dict(state)
+            pair(model, method, **means | settings).load_state_dict(state)
 
 
 HEAVY = {"transformers", "datasets", "accelerate", "matplotlib", "sklearn", "pandas", "PIL", "rich"}
