@@ -64,10 +64,11 @@ def test_a_filter_takes_a_column_of_any_name(column):
     assert matching(texts, f"{column}!=1") == matching(texts, f"{column}~=b") == [1]
 
 
-def test_a_record_is_found_in_every_form_of_its_letters():
+def test_a_record_is_found_in_every_form_of_its_letters_and_with_other_white_space():
     names = [normalize("NFC", "José"), normalize("NFD", "José"), "Ana"]
     records = [TextRecord(f"Who is {name}?", f" {name}.", {"who": name}) for name in names]
-    spaced = replace(records[0], answer=f"{records[0].answer} ")
+    prompt = f" {records[0].prompt} ".replace("is ", " is\r\n")
+    spaced = replace(records[0], prompt=prompt, answer=f"{records[0].answer} ")
     train = TextRecords((*records, spaced), "here", torch.arange(4))
     problem = forget_data(train, None, train.select([0]))
     assert problem.retain.rows.tolist() == [2]

@@ -309,10 +309,3 @@ def test_a_filter_finds_values_as_json_or_python_writes_them(expression, rows, t
 def test_the_tokenizer_writes_any_text(tokenizer):
     text = "Ünïcode – 漢字, tabs\t and \n lines"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_white_space_and_forms_of_letters_make_no_other_record(tmp_path):
-    same = [("Who is É?", "Ada  Byron.\nYes."), (" Who is E\u0301? ", "Ada Byron.\r\nYes. ")]
-    rows = [{"question": question, "answer": answer} for question, answer in same]
-    first, second = read_text(saved(tmp_path / "a.jsonl", rows)).digests()
-    assert first == second
