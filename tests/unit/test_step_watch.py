@@ -125,13 +125,14 @@ def test_the_radius_settles_where_the_curvature_says(curvature):
         assert undone == torch.equal(before, model.w)
         assert watched.optimizer.param_groups[0]["lr"] == 1000.0, "the schedule's is put back"
         rates.append(rate)
+        if len(rates) == 4:
+            assert watched.watch.record.summary()["checked"] == 1, "undone steps are not on record"
         losses.append(model.total("retain", {}).item())
     assert rates[:4] == [1000.0, 500.0, 250.0, 125.0]
     assert sum(loss == 0.5 * curvature for loss in losses) == 3, "undone steps"
     assert losses[3] < 0.5 * curvature
     assert all(b <= a + 2e-6 for a, b in itertools.pairwise(losses)), "no step raises the loss"
     assert losses[-1] < 0.05 * curvature
-    assert watched.watch.record.summary()["checked"] == 57, "undone steps are not on record"
 
 
 @pytest.mark.parametrize(
