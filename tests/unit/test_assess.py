@@ -184,9 +184,8 @@ def test_the_spectrum_of_a_model_in_bfloat16_is_found_in_float32():
     weights = torch.zeros(64, dtype=torch.bfloat16)
     found = lanczos(lambda v: scale * v, [weights], steps=64, tolerance=1e-6)
     assert (found.largest, found.smallest) == pytest.approx((3.0, -1.0), rel=1e-4)
-    product = hessian_product(
-        lambda batch: (0.5 * scale * weights.square()).sum(), [None], [weights.requires_grad_()]
-    )
+    loss = lambda batch: (0.5 * scale * weights.square()).sum()  # noqa: E731
+    product = hessian_product(loss, [None], [weights.requires_grad_()])
     assert product(torch.ones(64)).dtype == torch.float32
 
 

@@ -168,9 +168,7 @@ def test_samples_differ_from_each_other_and_are_repeated_by_their_seed(texts):
         assert len(prefilled(model, data, data.forget, words)) == len(data.forget)
 
 
-def test_answers_begin_behind_the_prompt_and_words_are_counted_in_any_script(
-    texts,
-):
+def test_answers_begin_behind_the_prompt_and_words_are_counted_in_any_script(texts):
     model, data = texts
     settings = AttackSettings("prefill,sample", attack_samples=2, attack_answers=3)
     whole = encode(data.forget.texts, data.tokenizer, loss_on="all")
@@ -215,11 +213,7 @@ def result_of(kind, **curves):
         ("text", {"unlearned": (5.3, 4.5), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, False),
         ("text", {"unlearned": (20.0, 8.0), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
         # above the retrained one at 20 steps, not at 40
-        (
-            "text",
-            {"unlearned": (8, 4.1, 3), "retrained": (4, 4, 3.3), "original": (1, 1, 1)},
-            False,
-        ),
+        ("text", {"unlearned": (8, 4.1, 3), "retrained": (4, 4, 3.3), "original": [1] * 3}, False),
     ],
 )
 def test_the_verdict_follows_its_rule(kind, curves, expected):

@@ -211,19 +211,17 @@ def transcribed_gru(given):
         yield ascent
 
 
-RULES_WITH_MEMORY = {"pdu": transcribed_pdu, "gru-ema": transcribed_gru}
+REMEMBERING = {"pdu": transcribed_pdu, "gru-ema": transcribed_gru}
 
 
-@pytest.mark.parametrize("name", RULES_WITH_MEMORY)
+@pytest.mark.parametrize("name", REMEMBERING)
 def test_a_run_is_the_published_rule_step_by_step(name):
     given = list(gradients())
-    for found, expected in zip(
-        steps(pair_of(name), given), RULES_WITH_MEMORY[name](given), strict=True
-    ):
+    for found, expected in zip(steps(pair_of(name), given), REMEMBERING[name](given), strict=True):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("name", RULES_WITH_MEMORY)
+@pytest.mark.parametrize("name", REMEMBERING)
 def test_a_saved_pair_goes_on_bit_by_bit_also_after_a_step_that_is_not_taken(name):
     given, first = list(gradients()), pair_of(name)
     list(steps(first, given[:4]))
@@ -259,7 +257,7 @@ def test_the_retain_gradient_of_a_step_is_kept_beside_the_mean():
 
 
 def test_pdu_without_losses_and_gru_ema_with_parts_or_a_scaler_are_refused(tmp_path):
-    first, (pdu, gru_ema) = next(gradients()), map(pair_of, RULES_WITH_MEMORY)
+    first, (pdu, gru_ema) = next(gradients()), map(pair_of, REMEMBERING)
     collect_both(pdu, *first)
     with pytest.raises(HamuError, match=r"pdu needs the losses of the step; give combine\(losses="):
         pdu.combine()

@@ -121,9 +121,8 @@ def process_in(folder):
 
 
 def test_nothing_runs_on_when_the_caller_fails_and_no_terminal_reaches_a_run(forked, tmp_path):
-    made = Children(2, os.environ, act).make(
-        [Call("quick", "end", ("0",)), Call("slow", "sleep", (str(tmp_path),))]
-    )
+    calls = [Call("quick", "end", ("0",)), Call("slow", "sleep", (str(tmp_path),))]
+    made = Children(2, os.environ, act).make(calls)
     next(made)
     process, group = process_in(tmp_path)
     made.close()

@@ -192,8 +192,6 @@ def test_a_loss_ahead_that_is_not_finite_is_an_error_and_the_weights_stay(made):
     model, loss, lookahead = made
     before = state(model)
     loss.factor = float("nan")
-    with pytest.raises(
-        HamuError, match=r"loss of a step ahead is nan; lower --lookahead_rate 0.01"
-    ):
+    with pytest.raises(HamuError, match=r"a step ahead is nan; lower --lookahead_rate 0.01 or"):
         lookahead.advance([(batch("retain", 4), batch("forget", 4))])
     assert is_as(model, before)

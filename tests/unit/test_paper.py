@@ -104,9 +104,7 @@ def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_chang
     assert read_images(sample.settings["data"]).classes == ("cat", "dog")
     assert sample_images(base, 0.5, 1, folder) == sample
     np.savez(source, image=255 - pixels, label=np.arange(20) % 2, classes=np.array(["cat", "dog"]))
-    with pytest.raises(
-        HamuError, match=r"a sample of .*source\.npz, not of .*source\.npz as it is"
-    ):
+    with pytest.raises(HamuError, match=r"holds a sample of .*source\.npz, not of .* as it is now"):
         sample_images(base, 0.5, 1, folder)
     line = r"fraction 0.01 of .*source\.npz leaves no image of class cat, which has 10; choose a larger one"
     with pytest.raises(HamuError, match=line):

@@ -57,9 +57,8 @@ def package(tmp_path, monkeypatch):
     plugins._warn.cache_clear()
     (tmp_path / "their_metrics.py").write_text(METRICS)
     (tmp_path / "their_broken.py").write_text("import a_package_that_is_not_there")
-    yield lambda **groups: install(
-        tmp_path, "their-package", "1.2", {f"hamu.{name}": of for name, of in groups.items()}
-    )
+    named = lambda groups: {f"hamu.{name}": of for name, of in groups.items()}  # noqa: E731
+    yield lambda **groups: install(tmp_path, "their-package", "1.2", named(groups))
     plugins.points_of.cache_clear()
     for name in ("their_metrics", "their_broken"):
         sys.modules.pop(name, None)

@@ -169,9 +169,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
     (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),
 ])  # fmt: skip
-def test_the_verdict_follows_what_was_measured(
-    tmp_path, asked, lasts, forget, retain, headline, tone
-):
+def test_the_verdict_follows_all_figures(tmp_path, asked, lasts, forget, retain, headline, tone):
     attack = None if lasts == "no attack" else LASTING | {"lasts": lasts}
     run = replace(example_run(tmp_path), attack=attack)
     settle(run, forget=forget, retain=retain)

@@ -58,9 +58,8 @@ RETAIN = texts([question(i) for i in range(2, 8)], "retain")
 AUTHORS = texts([question(i, wrong=3, paraphrase=False) for i in (1, 4, 6)], "authors")
 GUESS = {"perturbed_answer": "No more than a guess."}
 FACTS = texts([TextRecord("And Ness?", " Ness comes from Port Asker.", GUESS)], "facts")
-HOLDOUT = texts(
-    [TextRecord(f"Who is {n}?", f" A {a} one, {n}.", {}) for n, a in zip(NAMES, TOWNS)]  # noqa: B905
-)
+WHO = zip(NAMES[: len(TOWNS)], TOWNS, strict=True)
+HOLDOUT = texts([TextRecord(f"Who is {n}?", f" A {a} one, {n}.", {}) for n, a in WHO])
 
 
 @pytest.fixture(scope="module")
