@@ -197,7 +197,7 @@ def test_a_method_whose_weights_are_not_finite_is_named(weight):
 ])  # fmt: skip
 def test_a_method_whose_weights_are_not_one_to_a_block_is_named(weights, monkeypatch):
     monkeypatch.setattr(Own, "weigh", lambda self, gram: Weights(*weights))
-    with pytest.raises(HamuError, match="own gave not one weight for each of 2 blocks; a weight"):
+    with pytest.raises(HamuError, match="own gave no Weights with one for each of 2 blocks"):
         combine(Own(), *vectors())
 
 

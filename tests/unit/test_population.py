@@ -87,12 +87,16 @@ def test_norms_dot_and_squared_dot_are_unbiased_where_those_of_a_batch_are_not(r
 def test_the_standard_error_is_that_of_repeated_runs_by_the_criterion(repeated):
     """Of a block alone it is larger than of the sum over blocks."""
     errors = {}
-    for criterion in ("aggregate", "any"):
-        method = HamuQ(0.5, **RELATIVE, stopping=criterion)
-        found = [one.judge(one.sums(same), method, 1.0) for one, *_ in repeated]
+    for criterion, method, max_norm in (
+        ("aggregate", HamuQ(0.5, **RELATIVE), 1.0),
+        ("any", HamuQ(0.5, **RELATIVE, stopping="any"), 1.0),
+        ("absolute", HamuQ(0.5), 1.0),
+        ("unclipped", HamuQ(1.0), None),
+    ):
+        found = [one.judge(one.sums(same), method, max_norm) for one, *_ in repeated]
         headroom, error = torch.tensor([[one.headroom, one.error] for one in found]).T
         assert error.mean().item() == pytest.approx(headroom.std().item(), rel=0.35)
-        if criterion == "aggregate":
+        if criterion != "any":
             assert headroom.mean().item() == pytest.approx(1.6, abs=0.03)  # sinθ/φ = 0.8/0.5
         errors[criterion] = torch.stack([headroom.std(), error.mean()])
     assert (errors["any"] > 1.1 * errors["aggregate"]).all()

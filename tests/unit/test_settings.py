@@ -68,7 +68,7 @@ def parted(*sides, **settings):
     (lambda: parted(*SIDES, offload_grads="bf16"), f"offload_grads {BOTH}"),
     (lambda: parted(*SIDES, half_life=10), f"half_life {BOTH}"),
     (lambda: parted("retain", method=build_method("ga")), "split pairing needs both sides, but ga has one"),
-    *((lambda of=of: pair(half_life=of), "half_life .* must be a positive") for of in (0, -1, math.nan)),
+    *((lambda of=of: pair(half_life=of), "half_life .* from 1 on") for of in (0.9, -1, math.nan)),
     *((lambda of=of: pair(half_life=20, steps_per_pass=of), "steps_per_pass .* two numbers from 1 on")
       for of in ((0.5, 3), (4, math.nan))),
     (lambda: StoppingRule("sometimes"), "criterion 'sometimes' is unknown; choose one of aggregate"),
