@@ -19,7 +19,7 @@ from hamu.unlearning.trainer.resumable import Checkpoints
 FAST = ("--recipe", "digits", "--num_train_epochs", "1")
 RUN = ("unlearn", *FAST, "--model", "original/model", "--max_steps", "8", "--optim", "adamw_torch",
        "--learning_rate", "1e-4", "--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "3",
-       "--eval_strategy", "no", "--use_cpu")  # fmt: skip
+       "--eval_strategy", "no", "--max_eval_samples", "32", "--use_cpu")  # fmt: skip
 
 
 def launched(world_size, *argv):

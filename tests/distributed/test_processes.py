@@ -26,6 +26,9 @@ LOOPS = [f"loop/{name}/{n}/adamw" for n, name in ((1, "hamu-q"), (2, "hamu-u"), 
 # in four processes: how they share sums out, not what every method makes of the sums
 OURS = [CONV, LLAMA, *LOOPS]
 RESUMED = [ADAM, LORA]
+RESUMED_IN_TWO = [f"{case}/{how}resumed" for case in RESUMED for how in ("", "shard-", "split-")]
+PARTED = [f"{CONV}/{how}" for how in ("parted", "unequal")]
+BY_GOAL = [f"conv/hamu-q/1/adamw_torch/{goal}" for goal in ("goal", "goal-near")]
 SPOILED = [f"{CONV}/{how}" for how in ("spoiled", "spoiled-split", "spoiled-shard", "infinite")]
 TARGETED = [f"{CONV}/{how}" for how in ("targeted", "targeted-split", "targeted-shard")]
 # the second one corrects its steps, the third one measures twice
@@ -39,62 +42,57 @@ def with_settings(cases, steps=STEPS, **settings):
     return {case: {"steps": steps} | settings for case in cases}
 
 
-def launch(processes, folder, cases):
-    """Run the worker once, as it takes long to start; what each process saved, by case."""
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """By launch and case, what each process saves: all by one worker, as it takes long to start."""
+    place = tmp_path_factory.mktemp("launches")
+    half = {"steps": STEPS // 2, "saves": True}
+    alone = with_settings([*CASES, LORA, *LOOPS]) | with_settings(BY_GOAL, steps=40)
+    alone |= with_settings((f"{case}/saved" for case in RESUMED), **half)
+    two = with_settings([*CASES, *LOOPS, *SPLIT, *SHARDED, *ROUNDED, "rough/hamu-q/1/sgd"])
+    two |= with_settings(SPOILED) | with_settings(["batchnorm/hamu-q/1/sgd"], steps=3)
+    two |= with_settings(TARGETED, target=CONV) | with_settings(BY_GOAL, steps=40)
+    two |= with_settings((f"{case}/shard-saved" for case in RESUMED), **half)
+    two |= with_settings(RESUMED_IN_TWO, resumes=str(place / "alone"))
+    two |= with_settings([*PARTED, "batchnorm/hamu-q/1/sgd/split"], fails=True)
+    four = [*OURS, *(case for case, same in (SPLIT | SHARDED).items() if same in OURS)]
+    four = with_settings(four) | with_settings(RESUMED, resumes=str(place / "two"))
+    launches = [("alone", 1, alone), ("two", 2, two), ("four", 4, four)]
+    for name, _, _ in launches:
+        (place / name).mkdir()
     done = subprocess.run(
-        [sys.executable, str(WORKER), str(folder), str(processes), json.dumps(cases)],
+        [sys.executable, str(WORKER), str(place), json.dumps(launches)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-6000:])
-    names = {case: case.replace("/", "-") for case in cases}
+    assert done.returncode == 0, done.stderr[-6000:]
     return {
-        case: [torch.load(folder / f"{name}-{rank}.pt") for rank in range(processes)]
-        for case, name in names.items()
+        name: {
+            case: [
+                torch.load(place / f"{name}/{case.replace('/', '-')}-{rank}.pt")
+                for rank in range(processes)
+            ]
+            for case in cases
+        }
+        for name, processes, cases in launches
     }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return tmp_path_factory.mktemp("launches")
+@pytest.fixture
+def alone(found):
+    return found["alone"]
 
 
-@pytest.fixture(scope="module")
-def alone(place):
-    """By case, what one process saves."""
-    saved = with_settings((f"{case}/saved" for case in RESUMED), steps=STEPS // 2, saves=True)
-    return launch(1, place / "alone", with_settings([*CASES, LORA, *LOOPS]) | saved)
+@pytest.fixture
+def two(found):
+    return found["two"]
 
 
-@pytest.fixture(scope="module")
-def two(place, alone):
-    """By case, what two processes save."""
-    cases = with_settings([*CASES, *LOOPS, *SPLIT, *SHARDED, *ROUNDED, "rough/hamu-q/1/sgd"])
-    cases |= with_settings(SPOILED) | with_settings(["batchnorm/hamu-q/1/sgd"], steps=3)
-    cases |= with_settings(TARGETED, target=max(forget_losses(alone)) - 1e-6)
-    saved = (f"{case}/shard-saved" for case in RESUMED)
-    cases |= with_settings(saved, steps=STEPS // 2, saves=True)
-    layouts = ("resumed", "shard-resumed", "split-resumed")
-    resumed = (f"{case}/{how}" for case in RESUMED for how in layouts)
-    cases |= with_settings(resumed, resumes=str(place / "alone"))
-    refused = (f"{CONV}/parted", f"{CONV}/unequal", "batchnorm/hamu-q/1/sgd/split")
-    return launch(2, place / "two", cases | with_settings(refused, fails=True))
-
-
-@pytest.fixture(scope="module")
-def four(place, two):
-    """By case, what four processes save; some go on where two stopped, in shards."""
-    cases = [*OURS, *(case for case, same in (SPLIT | SHARDED).items() if same in OURS)]
-    resumed = with_settings(RESUMED, resumes=str(place / "two"))
-    return launch(4, place / "four", with_settings(cases) | resumed)
-
-
-def forget_losses(alone):
-    return [entry["forget_loss"] for entry in alone[CONV][0]["log"]]
+@pytest.fixture
+def four(found):
+    return found["four"]
 
 
 def assert_same_weights(found, expected, case):
@@ -133,8 +131,24 @@ def test_any_number_of_processes_ends_with_the_same_weights(alone, two, four):
 def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, two, four):
     for case in RESUMED:
         assert_same_weights(four[case], alone[case][0], f"{case} from shards")
-        for how in ("resumed", "shard-resumed", "split-resumed"):
-            assert_same_weights(two[f"{case}/{how}"], alone[case][0], f"{case}/{how}")
+    for case in RESUMED_IN_TWO:
+        assert_same_weights(two[case], alone[case.rpartition("/")[0]][0], case)
+
+
+def test_a_run_by_goal_measures_adapts_and_ends_as_in_one_process(alone, two):
+    """Bit by bit only while a batch has no forget record twice: each process leaves its own out."""
+    assert_same_weights(two[BY_GOAL[0]], alone[BY_GOAL[0]][0], BY_GOAL[0])
+    for case in BY_GOAL:
+        [expected] = alone[case]
+        for one in two[case]:
+            assert one["ended_kind"] == expected["ended_kind"]
+            for ours, theirs in zip(one["controller"], expected["controller"], strict=True):
+                assert (ours["step"], ours["demand"]) == (theirs["step"], theirs["demand"])
+                assert ours["retain_loss"] == pytest.approx(theirs["retain_loss"], rel=1e-3)
+                assert abs(ours["forgotten"] - theirs["forgotten"]) <= 2
+    first, *_, last = expected["controller"]
+    assert last["forgotten"] > first["forgotten"]
+    assert last["demand"] != first["demand"]
 
 
 def test_a_gradient_or_loss_that_is_not_finite_on_one_process_skips_the_step_on_all(two):
@@ -151,7 +165,7 @@ def assert_equal_on_both(found):
 
 
 def test_an_early_end_is_the_same_in_every_process_and_layout(alone, two):
-    losses = forget_losses(alone)
+    losses = [entry["forget_loss"] for entry in alone[CONV][0]["log"]]
     first = next(number for number, loss in enumerate(losses) if loss >= max(losses) - 1e-6)
     assert first > 0, "some steps are taken before"
     message = f"the forget loss of a step, {losses[first]:.4g}, has reached "
@@ -175,9 +189,8 @@ def test_processes_that_round_otherwise_take_the_same_steps(two):
         assert_equal_on_both(two[case])
 
 
-@pytest.mark.parametrize("how", ["parted", "unequal"])
-def test_weights_that_differ_between_processes_are_an_error(two, how):
-    for message in two[f"{CONV}/{how}"]:
+def test_weights_that_differ_between_processes_are_an_error(two):
+    for message in (one for case in PARTED for one in two[case]):
         assert "conv.bias is not the same on all processes" in message
 
 

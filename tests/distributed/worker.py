@@ -1,10 +1,11 @@
-"""Cases in one or several processes, with the weights they end with: worker.py FOLDER PROCESSES CASES
+"""Cases in one or several processes, with the weights they end with: worker.py FOLDER LAUNCHES
 
-CASES are JSON, settings by name; see `run`. The processes are forked once the libraries are loaded,
-which takes far longer than the steps of a case; otherwise they are as torchrun starts them.
+LAUNCHES are JSON, a list of [name, number of processes, settings by case]; see `run`. Each forks its processes once the
+libraries are loaded, which takes far longer than the steps of a case; otherwise they are as torchrun starts them.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -179,14 +180,21 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         saves: whether to leave a checkpoint at the last step.
         resumes: the folder where the same case, in any number of processes and any layout, left one
             half way.
-        target: the forget loss at which to end.
+        target: a case that ran before, in one process: the largest forget loss of its steps ends this one.
     """
     kind, method, accumulation, optimizer, *how = case.split("/")
     if kind == "loop":
         settings = {"constraint": 0.5, "constraint_mode": "relative", "stopping": "off"}
         return loop(build_method(method, **settings), int(accumulation))
     how = set("".join(how).split("-"))
+    if target:
+        log = torch.load(folder.parent / f"alone/{target.replace('/', '-')}-0.pt")["log"]
+        target = max(entry["forget_loss"] for entry in log) - 1e-6
     model, retain, forget, collate = problem(kind)
+    by_goal = {}
+    if "goal" in how:
+        retain, forget = images(120, 1), images(48, 2)
+        by_goal = {"auto": True, "target_forget_loss": 1.2 if "near" in how else 2.0}
     is_split = bool(how & {"split", "small", "unequal"})
     each = GLOBAL_BATCH // (world_size() // 2 if is_split else world_size()) // int(accumulation)
     start = "-".join((kind, method, accumulation, optimizer))
@@ -211,7 +219,7 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         trust_region=kind == "rough",
         correct_steps=optimizer == "adamw_torch" and "rounded" in how,
         freeze_batchnorm=kind != "batchnorm",
-        **quiet,
+        **quiet | by_goal,
     )
     if "unequal" in how:
         with torch.no_grad():
@@ -234,6 +242,8 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         "log": [{k: v for k, v in entry.items() if isinstance(v, float)} for entry in log],
         "promise": trainer.promise,
         "ended": trainer.stop_reason,
+        "ended_kind": trainer.stop.kind,
+        "controller": trainer.controller.history if trainer.controller else None,
         "losses": {name: one.losses for name, one in trainer.predictions.items()},
         "own losses": predict(model, retain, 8, collate).losses if kind == "batchnorm" else None,
     }
@@ -244,17 +254,22 @@ def _whole(parameter):
     return whole.detach().clone()
 
 
-def fork(number):
-    """Go on as each of so many processes, as torchrun starts them; one that fails ends the others."""
-    port = 10_000 + os.getpid() % 20_000  # of those that the system gives to nobody by itself
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(number))
+def fork(folder, number, cases):
+    """Run cases in so many processes, as torchrun starts them; one that fails ends the others."""
+    if number > 1:  # ports are of those that the system gives to nobody by itself
+        port = 10_000 + (os.getpid() + number) % 20_000
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(number))
     children = set()
     for each in range(number):
         child = os.fork()
         if not child:
-            os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(each))
-            return
+            if number > 1:
+                os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(each))
+            run_all(folder, cases)
+            faulthandler.cancel_dump_traceback_later()
+            leave()
+            sys.exit()
         children.add(child)
     while children:
         child, status = os.wait()
@@ -263,7 +278,6 @@ def fork(number):
             for other in children:
                 os.kill(other, signal.SIGKILL)
             sys.exit(1)
-    sys.exit()
 
 
 def run_all(folder, cases):
@@ -283,9 +297,7 @@ def run_all(folder, cases):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    if int(sys.argv[2]) > 1:
-        fork(int(sys.argv[2]))
-    run_all(Path(sys.argv[1]), json.loads(sys.argv[3]))
-    faulthandler.cancel_dump_traceback_later()
-    leave()
+    gc.collect()
+    gc.freeze()  # every trainer begins with a collection, which takes longer than the steps of a case
+    for name, processes, cases in json.loads(sys.argv[2]):
+        fork(Path(sys.argv[1], name), processes, cases)
