@@ -41,7 +41,7 @@ def problem(digits):
 
 @pytest.fixture(scope="session")
 def saved_model(digits, tmp_path_factory):
-    """The folder of a ResNet-8 that was trained for one epoch."""
+    """The folder of a ResNet-8 that was trained for two epochs."""
     folder = tmp_path_factory.mktemp("original")
     set_seed(0)
     train = digits[0]
@@ -61,17 +61,21 @@ def saved_text_model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def finished_images(tmp_path_factory, saved_model):
+def few_digits(tmp_path_factory):
+    """A folder with 300 of the digits, 28 of them a 3, and 120 to test with."""
+    folder = tmp_path_factory.mktemp("digits")
+    for name, most in (("train", 300), ("test", 120)):
+        some = read_images("digits", name).select(range(most))
+        pixels, labels = some.pixels[:, 0].numpy(), some.labels.numpy()
+        np.savez(folder / f"{name}.npz", images=pixels, labels=labels)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished_images(tmp_path_factory, saved_model, few_digits):
     """A folder to copy, with data, a model, and a run that has unlearned a class of these data from it."""
     folder = tmp_path_factory.mktemp("images")
-    (folder / "data").mkdir()
-    for name, most in (("train", 300), ("test", 120)):
-        digits = read_images("digits", name).select(range(most))
-        np.savez(
-            folder / f"data/{name}.npz",
-            images=digits.pixels[:, 0].numpy(),
-            labels=digits.labels.numpy(),
-        )
+    shutil.copytree(few_digits, folder / "data")
     shutil.copytree(saved_model, folder / "original")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

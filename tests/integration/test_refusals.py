@@ -14,7 +14,7 @@ from small_models import save_small_world, small_vision_transformer
 
 import hamu.cli
 from hamu.cli import main
-from hamu.unlearning.jobs.tasks import Task
+from hamu.unlearning.jobs.tasks import Task, TextTask
 
 IMAGES = "--data a.npz --forget_rows 0,4"
 TEXTS = "--data t.jsonl --forget_rows 0,3 --max_length 48"
@@ -39,6 +39,8 @@ def origin(tmp_path_factory):
         Path("broken.jsonl").write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "a')
         Path("cats/cat").mkdir(parents=True)
         Image.new("L", (8, 8)).save("cats/cat/0.png")
+        long = {"question": "a? " * 999, "answer": "b", "perturbed_answer": "c"}
+        write_rows("long.jsonl", [long])
         write_rows("gone.jsonl", [rows[0], {"question": "number  1?", "answer": "secret"}])
         Path("mine").mkdir()
         Path("mine/thesis.txt").write_text("mine")
@@ -156,9 +158,31 @@ evaluate TEXT --metrics rmia => of records it may be mia_gradnorm, verbmem; all 
 evaluate TEXT --metrics verbmem --generate 0 => give a --generate above 0
 evaluate TEXT --metrics mia_gradnorm => give --test_data
 attack IMAGE --unrelated_data x.jsonl => unrelated_data x.jsonl has no effect
+unlearn TEXT --model adapter --lora_rank 64 => lora_rank 64 is for a new adapter, but adapter is one with
+assess TEXT --model adapter --lora --lora_targets q_proj => but adapter is one with lora_targets
+compare TEXT --model adapter --lora False => adapter is an adapter, which is trained; leave out --lora
+train --data t.jsonl --model text --lora_alpha 2 => lora_alpha 2.0 is for a new adapter; give --lora too
+evaluate TEXT --retain_model adapter --original_model typo => typo is not a saved model
+evaluate TEXT --world_facts typo.jsonl => typo.jsonl is neither a file nor a folder
+evaluate TEXT --real_authors t.jsonl => row 0 of t.jsonl has no perturbed_answer
+evaluate TEXT --retain_perturbed long.jsonl => row 0 of long.jsonl has no answer token among its
+compare IMAGE --methods ft magic => method 'magic' is unknown; choose one of hamu-q
+compare IMAGE --method ft => compare has no --method, as it takes several, by --methods; leave it
+compare IMAGE --seed 1 --seeds 2 => --seeds takes the place of --seed; leave out one of them
+compare IMAGE --constraint_mode relative --constraints 0.5 1.5 => -c1.5-lr0.0001-s42: a relative constraint is a share
+compare IMAGE --seeds -1 => seed -1 must be 0 to 4294967295
+compare IMAGE --jobs 0 => jobs 0 must be at least 1
+compare IMAGE --at forget => at 'forget' must be forget=LOSS or retain=LOSS, in nats
+compare IMAGE --trials 3 => trials 3 are judged at a loss; give --at forget=LOSS
+compare IMAGE --at forget=1 --trials 0 => trials 0 must be at least 1
+compare IMAGE --at forget=1 --trials 3 --constraints 0.5 => constraints are drawn by --trials
+compare IMAGE --attacks relearn-retain => attacks relearn-retain are on the state at a loss, to which
+compare IMAGE --at forget=1 --attacks relearn-retain --lr_scheduler_type linear => leave --lr_schedul
+compare IMAGE --auto --target_forget_loss 2 => compare has no --auto, which is for hamu unlearn
 evaluate TEXT --format csv => format 'csv' is unknown; it may be open-unlearning
 """))  # fmt: skip
-def test_a_command_line(refused, line, message):
+def test_a_command_line(refused, line, message, monkeypatch):
+    monkeypatch.setattr(TextTask, "predict", None)  # no model of texts is asked anything before
     said = refused(line)
     assert message in said
     assert "secret" not in said

@@ -17,7 +17,6 @@ from hamu.models.language import (
     with_adapter,
 )
 from hamu.models.storage import save_model
-from hamu.unlearning.jobs.tasks import TextTask
 
 DATA = "--data records.jsonl --forget_rows 0,1,2,3"
 FAST = "--max_steps 2 --constraint_mode relative --stopping off --learning_rate 0.5"
@@ -143,22 +142,6 @@ def test_a_model_without_tokenizer_reads_with_the_one_that_is_named(capsys):
     assert [line for line in not_held(capsys) if "original is not here" not in line] == []
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("adapter --lora_rank 64", "lora_rank 64 is for a new adapter, but adapter is one with"),
-        ("adapter --lora --lora_targets q_proj", "but adapter is one with lora_targets q_proj,v_"),
-        ("adapter --lora False", "adapter is an adapter, which is trained; leave out --lora "),
-        ("original --lora_alpha 2", "lora_alpha 2.0 is for a new adapter; give --lora too"),
-    ],
-)
-def test_settings_of_an_adapter_that_can_have_no_effect_are_refused(words, message, capsys):
-    for command in (f"unlearn {DATA}", f"assess {DATA}", f"compare {DATA}", f"train {DATA[:20]}"):
-        assert run(f"{command} --model {words} --output_dir run") == 2
-        assert message in capsys.readouterr().err
-        assert not Path("run").exists()
-
-
 def test_a_record_has_the_settings_of_the_adapter_that_was_trained(capsys):
     Path("recipe.yaml").write_text("lora: true\nlora_rank: 2\nlora_targets: v_proj,q_proj\n")
     for words in ("", "--config recipe.yaml --overwrite"):
@@ -224,30 +207,6 @@ def test_a_dry_run_counts_the_parameters_of_the_run_that_follows(plan, capsys):
     shutil.rmtree("other")
     assert run(f"unlearn {GOAL} {DATA} --model adapter --dry_run") == 2
     assert "made for the base model 'other', which is not a folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--retain_model adapter --original_model typo", "typo is not a saved model"),
-        ("--world_facts typo.jsonl", "typo.jsonl is neither a file nor a folder"),
-        ("--real_authors plain.jsonl", "row 0 of plain.jsonl has no perturbed_answer"),
-        ("--retain_perturbed long.jsonl", "row 0 of long.jsonl has no answer token among its"),
-    ],
-)
-def test_an_evaluation_checks_what_it_needs_before_it_runs_a_model(
-    words, message, capsys, monkeypatch
-):
-    def predict(*_):
-        raise AssertionError("a model was asked")
-
-    monkeypatch.setattr(TextTask, "predict", predict)
-    row = {"question": "a?", "answer": "b"}
-    write_rows("plain.jsonl", [row])
-    write_rows("long.jsonl", [row | {"question": "a? " * 999, "perturbed_answer": "c"}])
-    assert run(f"evaluate {DATA} --model original {words} --output_dir check") == 2
-    assert message in capsys.readouterr().err
-    assert not Path("check").exists()
 
 
 def test_what_was_measured_is_kept_if_answering_fails(monkeypatch):
