@@ -274,19 +274,21 @@ def test_one_character_of_a_text_and_a_missing_one_are_noticed(texts, verify):
     assert "records: the record says" in found[is_recorded("forget")][1]
 
 
-def test_a_method_with_one_gradient_and_without_a_log(images, verify, capsys):
-    words = ("--forget_rows", "1,2", "--method", "ga", "--max_steps", "1", "--overwrite")
-    words += ("--logging_strategy", "no", "--constraint", "0.3", "--output_dir", "run")
+def test_a_method_with_one_gradient_without_a_log_and_with_a_sample(images, verify, capsys):
+    words = "--forget_rows 0,1,2,3,4,5,6,7,8,9 --method ga --max_steps 1 --max_eval_samples 8 --overwrite"
+    words += " --logging_strategy no --constraint 0.3 --output_dir run"
     capsys.readouterr()
-    assert run("unlearn", "--data", "data", "--model", "original", *words) == 0
+    assert run("unlearn", "--data", "data", "--model", "original", *words.split()) == 0
     said = capsys.readouterr().out
     assert "without effect with ga: constraint\n" in said
     assert "demand" not in said, "there was none"
     record = strict(images / "run/record.json")
     assert (record["hardness"], record["promise"], record["steps"]["logged"]) == (None, None, 0)
-    assert record["forget_set"]["description"] == "2 named rows"
+    assert record["forget_set"]["description"] == "10 named rows"
     assert "constraint" not in record["settings"]
     assert list(violations(record, schema())) == []
+    assert (record["goal"]["after"]["records"], record["goal"]["sampled_from"]) == (8, 10)
+    assert "of 8 records, a sample of 10, " in (images / "run/record.md").read_text()
     assert verify("--no_models")[0] == 0
 
 
@@ -341,17 +343,6 @@ def test_the_docs_compute_the_same_digests_without_this_package(finished_images,
     lines = (finished_texts / "holdout.jsonl").read_text().splitlines()
     holdout = [names["text"](json.loads(line)) for line in lines]
     assert names["whole_set"](holdout) == of_texts["test_set"]["sha256"]
-
-
-def test_a_count_says_where_it_is_of_a_sample(images, verify):
-    words = ("--forget_class", "3", "--max_steps", "1", "--max_eval_samples", "8", "--overwrite")
-    words += ("--method", "gdiff", "--output_dir", "run")
-    assert run("unlearn", "--data", "data", "--model", "original", *words) == 0
-    records = strict(images / "run/record.json")
-    whole = records["forget_set"]["records"]
-    assert (records["goal"]["after"]["records"], records["goal"]["sampled_from"]) == (8, whole)
-    assert f"of 8 records, a sample of {whole}, " in (images / "run/record.md").read_text()
-    assert verify("--no_models")[0] == 0
 
 
 def test_the_docs_explain_every_field():
