@@ -62,13 +62,14 @@ def logged(seen):
 
 
 @pytest.fixture
-def unlearn(saved_model, tmp_path, monkeypatch):
+def unlearn(saved_model, few_digits, tmp_path, monkeypatch):
     """Runs three steps of the command into out, and returns its exit code."""
     monkeypatch.chdir(tmp_path)
 
     def call(*more, out="out", report_to="wandb"):
         job = "unlearn --recipe digits --max_steps 3 --stopping off --check_steps 1"
-        words = (*job.split(), "--constraint_mode", "relative", "--model", saved_model)
+        job += " --constraint_mode relative --per_device_train_batch_size 64 --max_eval_samples 64"
+        words = (*job.split(), "--data", few_digits, "--model", saved_model)
         return main([*map(str, words), "--output_dir", str(out), "--report_to", report_to, *more])
 
     return call
@@ -184,9 +185,9 @@ def test_tensorboard_files_lie_with_the_run_and_go_with_it(unlearn, tmp_path):
     assert main(["verify", "out", "--no_models"]) == 0
 
 
-def test_training_is_reported_too(listened):
-    short = ["--recipe", "digits", "--model", "resnet8", "--max_steps", "2", "--logging_steps", "1"]
-    assert main(["train", *short, "--output_dir", "original", "--report_to", "wandb"]) == 0
+def test_training_is_reported_too(listened, few_digits):
+    job = f"train --data {few_digits} --model resnet8 --max_steps 2 --logging_steps 1"
+    assert main([*job.split(), "--output_dir", "original", "--report_to", "wandb"]) == 0
     losses = [(step, figures["loss"]) for step, figures in logged(listened) if "loss" in figures]
     assert [step for step, _ in losses] == [1, 2]
     assert all(math.isfinite(loss) for _, loss in losses)
