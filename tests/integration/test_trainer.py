@@ -260,12 +260,6 @@ class Stop(TrainerCallback):
         control.should_training_stop, self.waits = self.waits, False
 
 
-def test_a_run_by_hand_names_the_callback_that_ended_it(model, trained):
-    trainer = trained(model, max_steps=4, callbacks=[Stop("on_step_end")])
-    assert (trainer.state.global_step, trainer.stop.kind) == (1, "other")
-    assert trainer.stop_reason == "a callback ended it"
-
-
 def test_nothing_of_a_step_that_was_broken_off_enters_another_run(model, trainer_of):
     settings = {"gradient_accumulation_steps": 3, "max_steps": 2, "max_retain_loss": 1e9}
     settings |= {"per_device_train_batch_size": 64, "logging_steps": 1}
@@ -287,7 +281,11 @@ def test_nothing_of_a_step_that_was_broken_off_enters_another_run(model, trainer
     assert judged[0] == judged[1]
 
 
-def test_a_callback_ends_a_run_though_another_state_is_the_best(model, trainer_of):
+def test_a_callback_that_ends_a_run_is_named_though_another_state_is_the_best(model, trainer_of):
+    trainer = trainer_of(model, max_steps=4, callbacks=[Stop("on_step_end")])
+    trainer.train()
+    assert (trainer.state.global_step, trainer.stop.kind) == (1, "other")
+    assert trainer.stop_reason == "a callback ended it"
     saved = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
     every = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1}
     trainer = trainer_of(model, method="ga", learning_rate=0.5, max_steps=9, **every, **saved)
@@ -306,8 +304,15 @@ def test_a_trainer_leaves_its_configuration_as_it_was(model, problem, tmp_path):
     assert str(args) == before, "what depends on the data is settled in a copy"
 
 
-def test_a_second_run_counts_its_own_steps(model, trained):
+def test_other_records_are_evaluated_by_themselves_and_a_second_run_counts_its_own_steps(
+    model, trained, problem
+):
     trainer = trained(model, eval_on_start=True, check_steps=1)
+    few, kept = problem.retain.select(range(20)), dict(trainer.predictions)
+    found, by_name = trainer.evaluate(few), trainer.evaluate({"few": few, "all": problem.retain})
+    assert found.keys() == {"eval_loss", "eval_accuracy"}
+    assert by_name["eval_few_loss"] == found["eval_loss"] != by_name["eval_all_loss"]
+    assert trainer.predictions == kept, "those of the run are its own sets'"
     first = trainer.start_predictions["retain"].losses
     trainer.train()
     assert trainer.steps_taken == trainer.state.global_step == trainer.promise["checked"] == 3
@@ -323,16 +328,13 @@ def test_a_label_that_is_no_class_is_refused(model, trainer_of, problem, label):
         trainer_of(model, retain=items, **every).train()
 
 
-def test_only_the_last_steps_stay_in_memory(model, trained, monkeypatch):
-    monkeypatch.setattr(trainer_module, "_REMEMBERED", 3)
-    trainer = trained(model, max_steps=6, **EVERY_SECOND)
-    assert [entry["step"] for entry in lines(trainer)] == [4, 5, 6]
-    assert [entry["step"] for entry in lines(trainer, "eval_joint_gain")] == [0, 2, 4, 6]
-
-
-def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model, trained, problem):
+def test_evaluations_are_means_over_samples_since_the_start_and_only_the_last_steps_stay_in_memory(
+    model, trained, problem, monkeypatch
+):
+    monkeypatch.setattr(trainer_module, "_REMEMBERED", 2)
     settings = {"learning_rate": 1e-2, "per_device_eval_batch_size": 100}
     trainer = trained(model, test=problem.test, max_steps=4, **EVERY_SECOND, **settings)
+    assert [entry["step"] for entry in lines(trainer)] == [3, 4]
     first, *_, last = entries = lines(trainer, "eval_forget_gain")
     assert ([e["step"] for e in entries], first["eval_joint_gain"]) == ([0, 2, 4], 0)
     gain = last["eval_forget_loss"] - first["eval_forget_loss"]
@@ -341,15 +343,6 @@ def test_evaluations_are_means_over_samples_and_gains_are_since_the_start(model,
     with torch.no_grad():
         loss = F.cross_entropy(model.cpu().eval()(batch["pixel_values"]), batch["labels"])
     assert last["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
-
-
-def test_other_records_are_evaluated_by_themselves(model, trained, problem):
-    trainer = trained(model, max_steps=1)
-    few, kept = problem.retain.select(range(20)), dict(trainer.predictions)
-    found, by_name = trainer.evaluate(few), trainer.evaluate({"few": few, "all": problem.retain})
-    assert found.keys() == {"eval_loss", "eval_accuracy"}
-    assert by_name["eval_few_loss"] == found["eval_loss"] != by_name["eval_all_loss"]
-    assert trainer.predictions == kept, "those of the run are its own sets'"
 
 
 def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, trained):
