@@ -1,14 +1,13 @@
 """Processes wait for what one writes or finds, and all find tensors that differ."""
 
-import datetime
 import json
 import math
-import multiprocessing
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from two_processes import in_two_processes
 
 from hamu import HamuError
 from hamu.core.distributed import check_equal, from_main
@@ -16,33 +15,6 @@ from hamu.unlearning.trainer import resumable
 from hamu.unlearning.trainer.resumable import Checkpoints
 
 LATE = 0.3  # seconds
-
-
-def in_two_processes(job, folder):
-    """Results of `job(rank)` in two forked processes, in the order of their ranks."""
-    context = multiprocessing.get_context("fork")
-    answers = context.SimpleQueue()
-    meeting = {"init_method": f"file://{folder}/meeting", "world_size": 2}
-
-    def main(rank):
-        limit = datetime.timedelta(seconds=60)
-        dist.init_process_group("gloo", rank=rank, timeout=limit, **meeting)
-        try:
-            answer = job(rank)
-        except Exception as error:
-            answer = f"{type(error).__name__}: {error}"
-        answers.put((rank, answer))
-        dist.barrier()
-        dist.destroy_process_group()
-
-    both = [context.Process(target=main, args=(rank,)) for rank in range(2)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join(120)
-        one.kill()  # what has not ended by then waits for ever
-    assert [one.exitcode for one in both] == [0, 0]
-    return [answer for _, answer in sorted(answers.get() for _ in both)]
 
 
 def test_a_checkpoint_holds_what_the_last_process_wrote(tmp_path):
