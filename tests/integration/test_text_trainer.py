@@ -38,47 +38,36 @@ def start():
 
 @pytest.fixture
 def trainer_of(start, tmp_path):
-    def make(model=None, forget=None, **settings):
-        base, tokenizer, (retain, own) = start
+    def make(model=None, forget=None, retain=None, pads=True, **settings):
+        base, tokenizer, sides = start
         defaults = {"eval_strategy": "no", "eval_on_start": False, "max_steps": 2}
         defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}
         defaults |= {"constraint_mode": "relative", "stopping": "off"}
         args = UnlearnConfig(output_dir=str(tmp_path / "run"), **defaults | settings)
-        sides = {"retain_dataset": retain, "forget_dataset": forget or own}
-        collate = TextCollator(tokenizer.pad_token_id)
-        trainer = UnlearnTrainer(model or copy.deepcopy(base), args, **sides, data_collator=collate)
+        given = {"data_collator": TextCollator(tokenizer.pad_token_id)} if pads else {}
+        given |= {"retain_dataset": retain or sides[0], "forget_dataset": forget or sides[1]}
+        trainer = UnlearnTrainer(model or copy.deepcopy(base), args, **given)
         silence(trainer)
         return trainer
 
     return make
 
 
-@pytest.mark.parametrize("auto", [False, True])
-def test_texts_of_different_lengths_need_no_collator(auto, start, tmp_path):
-    base, _, (retain, forget) = start
-    lists = [
+@pytest.mark.parametrize("by_goal", [{}, {"auto": True, "target_forget_loss": 9.0}])
+def test_texts_of_different_lengths_need_no_collator(by_goal, start, trainer_of):
+    retain, forget = (
         [{"text": "", **{key: one.tolist() for key, one in data[i].items()}} for i in range(6)]
-        for data in (retain, forget)
-    ]
-    assert len({len(item["labels"]) for item in lists[0]}) > 1
-    settings = {"auto": True, "goal": "loss", "target_forget_loss": 9.0}
-    settings = settings if auto else {"learning_rate": 0.05, "constraint_mode": "relative"}
-    args = UnlearnConfig(output_dir=str(tmp_path), max_steps=2, report_to="none", **settings)
-    sides = {"retain_dataset": lists[0], "forget_dataset": lists[1]}
-    trainer = UnlearnTrainer(copy.deepcopy(base), args, **sides)
+        for data in start[2]
+    )
+    assert len({len(item["labels"]) for item in retain}) > 1
+    trainer = trainer_of(retain=retain, forget=forget, pads=False, **by_goal)
     trainer.train()
     assert trainer.state.global_step == 2
 
 
-def test_a_run_without_a_scored_token_says_that_no_step_was_taken(start, tmp_path):
-    base, _, (retain, forget) = start
-    masked = [item | {"labels": torch.full_like(item["labels"], -100)} for item in forget]
-    args = UnlearnConfig(
-        output_dir=str(tmp_path), max_steps=2, eval_strategy="no", report_to="none"
-    )
-    sides = {"retain_dataset": retain, "forget_dataset": masked}
-    trainer = UnlearnTrainer(copy.deepcopy(base), args, **sides)
-    trainer.train()
+def test_a_run_without_a_scored_token_says_that_no_step_was_taken(start, trained):
+    masked = [item | {"labels": torch.full_like(item["labels"], -100)} for item in start[2][1]]
+    trainer = trained(forget=masked, pads=False)
     assert trainer.stop.kind == "skips"
     assert trainer.stop_reason == "2 tried, and the last one skipped as a loss is not finite"
 
