@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from interrupting import FORKS, interrupted_at
-from run_files import read
+from run_files import read, write_rows
 
 from experiments.__main__ import main
 from experiments.paper import EXPERIMENTS, practice
@@ -21,7 +21,6 @@ from experiments.paper.practice import Optimizers
 from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.models import load_classifier
-from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare import children
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.logs import ProgressBar
@@ -365,17 +364,16 @@ def figures_are_those_of_the_runs(tmp_path, results):
         assert found["figures"]["trajectories"][rho][method][-1] == pytest.approx(gains)
 
 
-def test_texts_may_be_repeated_in_what_is_retained(experiments, tmp_path, monkeypatch):
+def test_texts_may_be_repeated_in_what_is_retained(
+    experiments, tmp_path, monkeypatch, saved_text_model
+):
     records = [r.fields for r in read_text("miniature").records[:24]]
     rows = [{key: record[key] for key in ("question", "answer")} for record in records]
     again = [row | {"paraphrased_answer": f"In short: {row['answer']}"} for row in rows[:6]]
     sets = {"full": rows[:20], "forget10": rows[:6], "holdout10": rows[20:]}
     for name, content in (sets | {"forget10_perturbed": again}).items():
-        (tmp_path / f"{name}.json").write_text("".join(json.dumps(row) + "\n" for row in content))
-    torch.manual_seed(0)
-    tokenizer = new_tokenizer((row["question"] + row["answer"] for row in rows), 400)
-    for part in (new_language_model(tokenizer, hidden=32, layers=1), tokenizer):
-        part.save_pretrained(tmp_path / "tiny")
+        write_rows(f"{name}.json", content)
+    shutil.copytree(saved_text_model, "tiny")
     monkeypatch.setattr("experiments.paper.language.METHODS", ("hamu-q", "gdiff"))
     words = ("--data_dir", ".", "--model", "tiny", "--fraction", 0.5, "--epochs", 0.5)
     assert experiments("figure-10", *words)[0] == 0
