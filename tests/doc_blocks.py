@@ -60,11 +60,12 @@ def install(folder, name, version, groups):
 
 
 def run_shortened(argv, capsys):
-    """A few steps show that commands go together."""
+    """A few steps and records show that commands go together."""
     command = argv[0]
     own_length = {"--resume", "--num_train_epochs"} & set(argv)
     if command in ("train", "unlearn", "assess", "compare") and not own_length:
         argv += ["--max_steps", "2"]
+        argv += ["--max_eval_samples", "64"] if command in ("unlearn", "compare") else []
     if command == "compare" and "--methods" not in argv:
         argv += ["--methods", "hamu-q", "ft"]
     if command == "evaluate" and {"my-model", "my-model/"} & set(argv):

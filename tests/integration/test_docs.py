@@ -1,29 +1,32 @@
-"""Code blocks of the documentation run; of those that cannot run here the options are still parsed.
-
-test_readme.py runs the README's.
-"""
+"""Code blocks of the documentation and the notebook run; of blocks that cannot run here the options are parsed."""
 
 import importlib
+import json
 import re
 import shlex
 import shutil
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from doc_blocks import FENCE, ROOT, blocks_of, install, run_shortened, save_what_readers_have
 
+import hamu
 from hamu.cli import COMMANDS, commands
 from hamu.cli.commands import given_flags
 from hamu.cli.demo import NEXT
 from hamu.core import plugins
+from hamu.core.methods import method_classes
 from hamu.data import read_text
 from hamu.unlearning.jobs.options import BY_HAND, TYPES
 from hamu.unlearning.jobs.settings import Parser, settings_of
 
 READ = ("math", "text")  # nothing to run
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks_to_run(page):
@@ -170,3 +173,52 @@ def run_once(argv, trained, capsys):
     if argv[0] == "train":
         trained[0][given] = trained[1] / str(len(trained[0]))
         shutil.copytree(argv[argv.index("--output_dir") + 1], trained[0][given])
+
+
+def test_the_loop_of_the_readme_unlearns():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 3)
+    loss = torch.nn.functional.cross_entropy
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    names = {
+        "model": model,
+        "loss": loss,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "retain_batches": [(x[:30], y[:30])] * 5,
+        "forget_batches": [(x[30:], y[30:])] * 5,
+    }
+    before = loss(model(x[30:]), y[30:]).item()
+    [block] = [one for one in blocks_to_run(README) if one.language == "python"]
+    exec(block.text, names)
+    assert names["step"].decision == "step"
+    assert loss(model(x[30:]), y[30:]).item() > before
+
+
+def test_the_commands_of_the_readme_run(place, capsys, forked_runs):
+    of_images = ("check/evaluation.json", "assess/frontier.png", "unlearned/report.html")
+    of_images += ("unlearned/model/model.safetensors",)
+    blocks = [one for one in blocks_to_run(README) if one.language == "sh"]
+    for block, files in zip(blocks, (["check/answers.html"], of_images), strict=True):
+        shutil.rmtree("runs", ignore_errors=True)
+        for line in block.commands:
+            run_shortened(shlex.split(line)[1:], capsys)
+        assert [name for name in files if not Path("runs", name).is_file()] == []
+
+
+def test_the_readme_names_every_method():
+    named = re.findall(r"`([\w-]+)`", README.read_text(encoding="utf-8").partition("## Methods")[2])
+    assert [name for name in method_classes() if name not in named] == []
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hamu, "train", partial(hamu.train, num_train_epochs=8))
+    cells = json.loads((ROOT / "examples/unlearn_a_class.ipynb").read_text())["cells"]
+    names = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert names["hamu"].verify(names["run"].folder).count(False) == 0
+    assert names["checked"].report["forget"]["accuracy"] <= 0.05
+    after = names["attacked"].result.outcomes["relearn-retain"]
+    assert set(after) == {"unlearned", "original", "retrained"}
