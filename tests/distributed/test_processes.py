@@ -68,16 +68,14 @@ def found(tmp_path_factory):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    return {
-        name: {
-            case: [
-                torch.load(place / f"{name}/{case.replace('/', '-')}-{rank}.pt")
-                for rank in range(processes)
-            ]
-            for case in cases
+    saved = {}
+    for name, processes, cases in launches:
+        files = {case: place / name / case.replace("/", "-") for case in cases}
+        saved[name] = {
+            case: [torch.load(f"{file}-{rank}.pt") for rank in range(processes)]
+            for case, file in files.items()
         }
-        for name, processes, cases in launches
-    }
+    return saved
 
 
 @pytest.fixture
@@ -88,11 +86,6 @@ def alone(found):
 @pytest.fixture
 def two(found):
     return found["two"]
-
-
-@pytest.fixture
-def four(found):
-    return found["four"]
 
 
 def assert_same_weights(found, expected, case):
@@ -116,21 +109,22 @@ def assert_same_figures(found, expected, unseen):
     assert (promise is None) if unseen else (promise["checked"] == STEPS)
 
 
-def test_any_number_of_processes_ends_with_the_same_weights(alone, two, four):
+def test_any_number_of_processes_ends_with_the_same_weights(alone, two, found):
     cases = [*CASES, *LOOPS, *SPLIT, *SHARDED]
-    for found in (two, {case: one for case, one in four.items() if case not in RESUMED}):
-        for case in (case for case in cases if case in found):
+    four = {case: one for case, one in found["four"].items() if case not in RESUMED}
+    for saved in (two, four):
+        for case in (case for case in cases if case in saved):
             expected = alone[(SPLIT | SHARDED).get(case, case)][0]
-            assert_same_weights(found[case], expected, case)
+            assert_same_weights(saved[case], expected, case)
             if case not in LOOPS:
                 # where no process has both whole gradients, what AdamW makes of g* cannot be seen
                 unseen = case not in CASES and "adamw" in case
-                assert_same_figures(found[case], expected, unseen)
+                assert_same_figures(saved[case], expected, unseen)
 
 
-def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, two, four):
+def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, two, found):
     for case in RESUMED:
-        assert_same_weights(four[case], alone[case][0], f"{case} from shards")
+        assert_same_weights(found["four"][case], alone[case][0], f"{case} from shards")
     for case in RESUMED_IN_TWO:
         assert_same_weights(two[case], alone[case.rpartition("/")[0]][0], case)
 

@@ -170,17 +170,11 @@ def loop(method, accumulation):
 
 
 def run(case, folder, steps, saves=False, resumes=None, target=None):
-    """One case.
+    """One case: "kind/method/accumulation/optimizer", and after another slash what is special, with hyphens.
 
-    Args:
-        case: "kind/method/accumulation/optimizer", and after another slash what is special, words
-            with hyphens between.
-        folder: of what is saved.
-        steps: how many, with those before a checkpoint.
-        saves: whether to leave a checkpoint at the last step.
-        resumes: the folder where the same case, in any number of processes and any layout, left one
-            half way.
-        target: a case that ran before, in one process: the largest forget loss of its steps ends this one.
+    Its steps count those before a checkpoint, which it leaves at the last one if it `saves`. It `resumes` from
+    the folder where the same case, in any number of processes and any layout, left one half way. Its `target` is a case
+    that ran before in one process, the largest forget loss of whose steps ends this one.
     """
     kind, method, accumulation, optimizer, *how = case.split("/")
     if kind == "loop":
