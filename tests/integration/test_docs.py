@@ -212,7 +212,7 @@ def test_the_readme_names_every_method():
 
 def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hamu, "train", partial(hamu.train, num_train_epochs=8))
+    monkeypatch.setattr(hamu, "train", partial(hamu.train, num_train_epochs=4))
     cells = json.loads((ROOT / "examples/unlearn_a_class.ipynb").read_text())["cells"]
     names = {}
     for cell in cells:
