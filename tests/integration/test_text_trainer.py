@@ -155,12 +155,6 @@ def test_forgetting_by_another_answer_raises_its_likelihood(objective, start, tr
     assert values[-1] > values[0], "the forget objective is raised"
 
 
-def test_another_answer_is_asked_for_where_there_is_none(trainer_of):
-    message = "objective idk needs another answer to each forget record, which images have not"
-    with pytest.raises(HamuError, match=message):
-        trainer_of(forget_objective="idk")
-
-
 @pytest.mark.parametrize("method", ["gdiff", "hamu-q", "npo"])
 def test_accumulated_unequal_batches_weigh_every_token_alike(method, trainer_of):
     """One step on 6 pairs of unequal lengths is the same at once and in batches of 1."""
