@@ -294,16 +294,31 @@ def test_merged_on_disk_is_the_model_with_its_adapter(settings, is_tied, tmp_pat
     assert whole.config.tie_word_embeddings == is_tied
 
 
-def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly(saved):
+@pytest.mark.parametrize("kind", ["llama", "gpt"])
+def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly(kind, tmp_path):
     pytest.importorskip("bitsandbytes")
-    model = load_language_model("base", adapter=AdapterSettings(rank=2), dtype="4bit").eval()
+    torch.manual_seed(0)
+    gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(**OF_GPT))  # its layers are Conv1D
+    {"llama": llama(), "gpt": gpt}[kind].save_pretrained(tmp_path / "base")
+    adapter, base = AdapterSettings(rank=2), str(tmp_path / "base")
+    model = load_language_model(base, adapter=adapter, dtype="4bit").eval()
     with torch.no_grad():
         before = model(input_ids=IDS).logits
         separate = moved(model)
-        whole = merged(model)
+        save_model(merged(model), tmp_path)
+        whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
         assert not torch.allclose(before, separate, atol=1e-3)
         torch.testing.assert_close(whole(input_ids=IDS).logits, separate, rtol=1e-4, atol=1e-4)
     assert {p.dtype for p in whole.parameters()} == {torch.float32}
+
+
+def test_what_would_not_load_again_is_not_merged():
+    model = lora()(llama())
+    model.get_base_model().model.norm.weight = torch.nn.Parameter(torch.ones(17))
+    with pytest.raises(
+        HamuError, match=r"merged into .*model\.norm\.weight \(1[67],\) does not fit"
+    ):
+        merged(model)
 
 
 def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(saved, monkeypatch):

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.pytorch_utils import Conv1D
 
 from hamu.core.distributed import is_main, is_sharded
 from hamu.errors import HamuError, reading
@@ -282,9 +283,15 @@ def merged(model: Any) -> Any:
         if shared and (first, last) != ends:  # what is put into the one would be in the other too
             last.weight = nn.Parameter(first.weight.detach().clone(), requires_grad=False)
         whole = model.merge_and_unload()
-    if shared:
-        first, last = _ends(whole)
-        whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
+        if shared:
+            first, last = _ends(whole)
+            whole.config.tie_word_embeddings = first.weight is last.weight  # loading goes by it
+        with torch.device("meta"):
+            loaded = type(whole)(whole.config)
+        made, meant = ({(n, t.shape) for n, t in m.state_dict().items()} for m in (whole, loaded))
+        if made != meant:
+            name, shape = min(made ^ meant)
+            raise ValueError(f"{name} {tuple(shape)} does not fit the model's configuration")
     return whole
 
 
@@ -295,7 +302,15 @@ def _dequantized(model: Any) -> Any:
     from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
     state, config = get_peft_model_state_dict(model), model.peft_config["default"]
-    whole = get_peft_model(model.unload().dequantize(), config)
+    packed = model.unload()
+    kinds = {name: getattr(layer, "source_cls", None) for name, layer in packed.named_modules()}
+    plain = packed.dequantize()
+    for name in [name for name, kind in kinds.items() if kind is Conv1D]:  # packed transposed
+        linear = plain.get_submodule(name)
+        layer = Conv1D(linear.out_features, linear.in_features)
+        layer.weight, layer.bias = nn.Parameter(linear.weight.T.contiguous()), linear.bias
+        plain.set_submodule(name, layer)
+    whole = get_peft_model(plain, config)
     set_peft_model_state_dict(whole, state)
     return whole
 
