@@ -51,6 +51,12 @@ def llama(**settings):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **settings))
 
 
+def of_kind(kind):
+    """A Llama, or a GPT-2, whose layers are Conv1D."""
+    is_gpt = kind == "gpt"
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**OF_GPT)) if is_gpt else llama()
+
+
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
     """A folder with a small model, `base`, and an adapter of it, `adapter`."""
@@ -298,8 +304,7 @@ def test_merged_on_disk_is_the_model_with_its_adapter(settings, is_tied, tmp_pat
 def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly(kind, tmp_path):
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
-    gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(**OF_GPT))  # its layers are Conv1D
-    {"llama": llama(), "gpt": gpt}[kind].save_pretrained(tmp_path / "base")
+    of_kind(kind).save_pretrained(tmp_path / "base")
     adapter, base = AdapterSettings(rank=2), str(tmp_path / "base")
     model = load_language_model(base, adapter=adapter, dtype="4bit").eval()
     with torch.no_grad():
@@ -321,8 +326,13 @@ def test_what_would_not_load_again_is_not_merged():
         merged(model)
 
 
-def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(saved, monkeypatch):
+@pytest.mark.parametrize("kind", ["llama", "gpt"])
+def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(
+    kind, tmp_path, monkeypatch
+):
     pytest.importorskip("bitsandbytes")
+    monkeypatch.chdir(tmp_path)
+    of_kind(kind).save_pretrained("base")
     adapter = AdapterSettings(rank=2)
     model = load_language_model("base", adapter=adapter, dtype="4bit")
     frozen = [p for p in model.parameters() if not p.requires_grad]

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers.pytorch_utils import Conv1D
 
 from hamu.core.forward import evaluating, predict_logits
 from hamu.core.objectives import build_objective
@@ -175,8 +176,8 @@ def frozen_bytes(model: Any, dtype: str) -> float:
     if dtype != FOUR_BIT:
         return frozen
     # half a byte, and a float32 scale for each 64 weights
-    head = model.get_output_embeddings()
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    head, kinds = model.get_output_embeddings(), (nn.Linear, Conv1D)
+    linear = [m for m in model.modules() if isinstance(m, kinds) and m is not head]
     packed: float = sum(m.weight.numel() for m in linear if not m.weight.requires_grad)
     return frozen - packed * (own.itemsize - 0.5 - 4 / 64)
 
