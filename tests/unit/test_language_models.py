@@ -301,7 +301,8 @@ def test_merged_on_disk_is_the_model_with_its_adapter(settings, is_tied, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt"])
-def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly(kind, tmp_path):
+@pytest.mark.filterwarnings("error:.*(base_model_name_or_path|fan_in_fan_out)")
+def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly_and_silently(kind, tmp_path):
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     of_kind(kind).save_pretrained(tmp_path / "base")

@@ -310,6 +310,9 @@ def _dequantized(model: Any) -> Any:
         layer = Conv1D(linear.out_features, linear.in_features)
         layer.weight, layer.bias = nn.Parameter(linear.weight.T.contiguous()), linear.bias
         plain.set_submodule(name, layer)
+    # PEFT warns of another name, and of layers that are no Linear
+    plain.name_or_path = config.base_model_name_or_path
+    config.fan_in_fan_out = Conv1D in kinds.values()
     whole = get_peft_model(plain, config)
     set_peft_model_state_dict(whole, state)
     return whole
