@@ -224,6 +224,11 @@ def test_a_conversation_is_written_by_the_chat_template(ends, tokenizer, tmp_pat
         + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     monkeypatch.setattr(tokenizer, "chat_template", template)
+    silent = [{"messages": [DIALOGUE[0], DIALOGUE[1] | {"content": ""}]}]
+    with pytest.raises(
+        HamuError, match=r"^row 0 of .*b\.jsonl has an empty answer; take the recor"
+    ):
+        encode(read_text(saved(tmp_path / "b.jsonl", silent)), tokenizer)
     data = encode(texts, tokenizer)
     assert tokenizer.decode(data.prompt(0)).startswith("<user>hi")
     assert tokenizer.decode(data.prompt(0)).endswith("<assistant>")

@@ -419,7 +419,9 @@ def encode(
             answer = answer[:-1]  # it has one already
         ids = [*prompt, *answer, *end]
         truncated += len(ids) > max_length
-        if len(prompt) >= max_length or not answer or len(ids[:max_length]) < 2:
+        if not answer:
+            raise HamuError(f"row {row} of {texts.source} has an empty answer; take the record out")
+        if len(prompt) >= max_length or len(ids[:max_length]) < 2:
             raise HamuError(
                 f"row {row} of {texts.source} has no answer token among its first {max_length} "
                 f"tokens (the prompt has {len(prompt)}); give a larger --max_length if the model "
