@@ -224,10 +224,16 @@ def test_where_something_else_ends_the_run_it_names_that(stop, is_called_off, ki
     assert "max_steps" not in end.text
 
 
-def test_a_start_must_be_finite():
+def test_a_start_must_be_finite_and_names_the_first_rows_that_are_not():
     work = Work()
     work.found = [standing(0, math.nan)]
-    with pytest.raises(HamuError, match=r"^the model's losses are not finite at the start"):
+    losses = torch.tensor([1.0, math.nan, 2.0, math.nan])
+    work.evaluations = SimpleNamespace(
+        sets={"retain": SimpleNamespace(rows=torch.arange(10, 14)), "forget": object()},
+        predict=lambda data: SimpleNamespace(record_losses=losses),
+    )
+    first = r"first retain row 11, retain row 13, forget row 1$"
+    with pytest.raises(HamuError, match=rf"^the model's losses are not finite at the .*, {first}"):
         work.start()
 
 

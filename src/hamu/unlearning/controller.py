@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ
 from hamu.core.pair import PairStep
 from hamu.errors import HamuError
@@ -51,6 +52,7 @@ from hamu.unlearning.goals import (
     Goal,
     Standing,
     StopReason,
+    record_losses,
     share_in_words,
 )
 
@@ -118,7 +120,7 @@ class Controller(TrainerCallback):
         if not now.is_finite:
             raise HamuError(
                 f"the model's losses are not finite at the start (retain loss {now.retain_loss}); "
-                f"leave out the records whose loss is not finite"
+                f"leave out the records whose loss is not finite, first {self._broken()}"
             )
         self.start_loss = now.retain_loss
         self._keep(now)
@@ -128,6 +130,16 @@ class Controller(TrainerCallback):
             self.reached = True
             words = f"the goal is reached at the start: {self._words()}"
             self._finish("goal", f"{words}; --goal loss --target_forget_loss asks for more")
+
+    def _broken(self) -> str:
+        """Name up to three records whose loss is not finite, by side and row."""
+        looks, found = self._work.trainer.evaluations, []
+        for side in SIDES:
+            data, losses = looks.sets[side], record_losses(looks.predict(looks.sets[side]))
+            rows = getattr(getattr(data, "texts", data), "rows", range(len(losses)))
+            broken = (~losses.isfinite()).nonzero().flatten().tolist()
+            found += [f"{side} row {int(rows[i])}" for i in broken]
+        return ", ".join(found[:3])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the step; it rises over the first ones, which Adam takes in full."""
