@@ -12,7 +12,7 @@ from run_files import read, read_rows, report_in, run, write_rows
 from safetensors.torch import load_file
 
 from hamu.data import read_text
-from hamu.models.language import load_language_model
+from hamu.models.language import load_language_model, new_tokenizer
 from hamu.unlearning.jobs import tasks
 
 FEW = (
@@ -220,6 +220,16 @@ def test_a_long_record_is_cut_and_counted_and_plain_text_gets_no_answers(capsys)
         readable = [Path(f"cut-{forget}/{n}").read_text() for n in ("record.md", "model/README.md")]
         for said in (printed, *readable):
             assert ("their ends were neither unlearned nor measured" in said) == ends
+
+
+def test_a_tokenizer_of_another_model_is_suspected(capsys):
+    new_tokenizer(["Who wrote it? Nobody did."], 300).save_pretrained("other")
+    job = f"unlearn {FORGET} --model {TRAINED} {FEW} {EASY}"
+    assert run(f"{job} --tokenizer other --output_dir of-other") == 0
+    fits = "of guessing: tokenizer, template or labels do not seem to fit the model"
+    assert fits in capsys.readouterr().out.replace("\n", " ")
+    assert run(f"{job} --overwrite --output_dir of-other") == 0
+    assert fits not in capsys.readouterr().out.replace("\n", " ")
 
 
 @pytest.mark.parametrize("how", [

@@ -291,6 +291,11 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
         f"step {trainer.state.global_step} because {trainer.stop.text}"
     )
+    side = max(SIDES, key=lambda side: start[f"{side}_loss"])
+    if start[f"{side}_loss"] > guess:
+        was = f"the {side} loss was {start[f'{side}_loss']:.4f} at the start"
+        fits = "tokenizer, template or labels do not seem to fit the model"
+        yield f"{was}, above the {guess:.2f} of guessing: {fits}"
     if start["retain_loss"] <= guess < end["retain_loss"]:
         went = f"its retain loss went from {start['retain_loss']:.4f} to {end['retain_loss']:.4g}"
         way = f"lower --learning_rate {rate:g}, or end such a run by --max_retain_loss"
