@@ -242,6 +242,10 @@ def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(how, tmp_path, 
     assert run(f"{job} --merge --output_dir {tmp_path}/lora") == 0
     assert run(f"{job} --dry_run") == 0
     assert run(f"verify {tmp_path}/lora") == 0, capsys.readouterr()
+    said = "The figures are of the base model in 4 bits (NF4); in other precisions they differ."
+    pages = ("record.md", "model/README.md", "merged/README.md")
+    named = [said in (tmp_path / "lora" / page).read_text() for page in pages]
+    assert named == ([True, True, False] if "4bit" in how else [False] * 3)  # merged: in float32
     adapter = load_file(tmp_path / "lora/model/adapter_model.safetensors")
     assert all(tensor.dtype == torch.float32 for tensor in adapter.values())
     assert all(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)

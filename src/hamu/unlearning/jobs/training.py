@@ -273,10 +273,11 @@ def _finish(
 
 def _save(task: Task, folder: RunFolder, model: Any, **card: Any) -> str:
     """Save a model with its card, and merged if asked for; returns why that failed."""
-    folder.save_model(model, *task.beside_model(), partial(write_model_card, **card))
+    card |= {"four_bit": task.run.load_in_4bit}
+    beside = *task.beside_model(), partial(write_model_card, **card)
+    folder.save_model(model, *beside)
     try:
         if task.run.merge and hasattr(model, "peft_config"):
-            beside = *task.beside_model(), partial(write_model_card, **card)
             folder.save_model(storage.merged(model), *beside, name=MERGED)
     except HamuError as error:  # the adapter is saved and recorded all the same
         return str(error)

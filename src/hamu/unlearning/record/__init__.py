@@ -37,6 +37,7 @@ _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 _OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting", "sampled_from")
 _OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
 
+_FOUR_BIT = "The figures are of the base model in 4 bits (NF4); in other precisions they differ."
 _TYPES = {  # of JSON, by Python's
     dict: {"object"},
     list: {"array"},
@@ -223,12 +224,14 @@ def write_model_card(
     cut: int | None = None,
     reports: Mapping[str, Found] | None = None,
     goal: Found | None = None,
+    four_bit: bool = False,
 ) -> None:
     """Write README.md into the folder of a saved model.
 
     `base` is the model that it was made from, None for one from nothing; `cut` counts the forget
     records that the model read a part of; `reports` are the figures of each set by column, such as
-    "before" and "after"; `goal` is that of evaluation.json.
+    "before" and "after"; `goal` is that of evaluation.json; `four_bit` tells that the base was in
+    4 bits, whose values a merged model has.
     """
     reports = reports or {}
     columns = [
@@ -257,6 +260,7 @@ def write_model_card(
         aucs=aucs,
         sets=[name for name in _OF_CARD if any(name in report for report in reports.values())],
         forgotten=goal and forgotten_words(goal),
+        four_bit=_FOUR_BIT if four_bit and is_adapter(folder) else None,
         version=hamu.__version__,
     )
     (folder / "README.md").write_text(str(card), encoding="utf-8")
@@ -293,7 +297,7 @@ def _templates() -> Environment:
     )
     environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"forgotten_words": forgotten_words, "meaning": meaning}
-    environment.globals["cut_words"] = cut_words
+    environment.globals |= {"cut_words": cut_words, "four_bit": _FOUR_BIT}
     return environment
 
 
