@@ -5,6 +5,7 @@ import re
 import shutil
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -235,7 +236,9 @@ def test_a_tokenizer_of_another_model_is_suspected(capsys):
 @pytest.mark.parametrize("how", [
     "--lora_targets q_proj,embed_tokens", "--lora_targets all-linear", "--load_in_4bit",
 ])  # fmt: skip
-def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(how, tmp_path, capsys):
+def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(
+    how, tmp_path, capsys, monkeypatch
+):
     if "4bit" in how:
         pytest.importorskip("bitsandbytes")
     job = f"unlearn {FORGET} --model {TRAINED} {LORA} {how} {FEW}"
@@ -251,3 +254,15 @@ def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(how, tmp_path, 
     assert all(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)
     again = f"--model {tmp_path}/lora/model {STRONG} {FEW} --output_dir {tmp_path}/again"
     assert run(f"unlearn {FORGET} {again}") == 0, capsys.readouterr().err
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1, free=0))
+    for merge, folders in (("", ["model"]), ("--merge", ["model", "merged"])):
+        assert run(f"{job} {merge} --output_dir {tmp_path}/full") == 2
+        found = re.search(r"has room for 0 GB, .* takes (\S+) GB", capsys.readouterr().err)
+        files = [
+            one for name in folders for one in (tmp_path / "lora" / name).glob("*.safetensors")
+        ]
+        size = sum(tensor.nbytes for one in files for tensor in load_file(one).values())
+        assert 0.6 * size < float(found[1]) * 1e9 < 1.02 * size  # tied ends may come apart
+    assert run(f"train {TEXTS} --model tiny-llama --output_dir {tmp_path}/full") == 2
+    assert "has room for 0 GB" in capsys.readouterr().err
+    assert not (tmp_path / "full").exists()

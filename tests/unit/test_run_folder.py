@@ -5,6 +5,7 @@ import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from run_files import contents
@@ -162,19 +163,41 @@ def test_of_a_link_in_a_run_the_link_alone_goes(begun, tmp_path):
     assert (tmp_path / "elsewhere/model.safetensors").read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    "error", [SafetensorError("I/O error: File too large"), OSError(28, "No space left")]
-)
-def test_a_model_that_finds_no_room_leaves_nothing_half(begun, monkeypatch, error):
+@pytest.mark.parametrize("error", [SafetensorError("File too large"), OSError(28, "No space left")])
+@pytest.mark.parametrize(("saved", "name", "remedy"), [
+    ({}, "model", "then run it anew with --resume; --save_strategy steps would keep checkpoints"),
+    ({"checkpoint-4/manifest.json": "{}"}, "model", "then go on with --resume"),
+    ({}, "merged", "and merge in another run; what else this one leaves is complete"),
+])  # fmt: skip
+def test_a_model_that_finds_no_room_leaves_nothing_half_and_says_what_is_lost(
+    begun, monkeypatch, error, saved, name, remedy
+):
     def full(model, folder):
         (folder / "config.json").write_text("{}")
         raise error
 
+    fill(begun, saved)
+    there = names_in(begun)
     monkeypatch.setattr("hamu.unlearning.run_folder.save_model", full)
-    message = r"the model cannot be written into .*/out: .*(too large|space left); make room"
+    message = rf"cannot be written into .*/out: .*(too large|space left); make room, {remedy}$"
     with RunFolder(begun, resume=True) as folder, pytest.raises(HamuError, match=message):
-        folder.save_model(None)
-    assert names_in(begun) == ["config.yaml", "inputs.json"]
+        folder.save_model(None, name=name)
+    assert names_in(begun) == there
+
+
+def test_too_little_room_is_refused_but_what_an_earlier_run_takes_counts_as_free(
+    begun, monkeypatch
+):
+    fill(begun, {"model/model.safetensors": "x" * 600})
+    disk = SimpleNamespace(total=10_000, free=5_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
+    RunFolder(begun.parent / "new/one").check_room(5_000)
+    RunFolder(begun, overwrite=True).check_room(5_600)
+    message = r"new has room for 5e-06 GB, what is saved at the end takes 5.6e-06 GB; make room, or"
+    with pytest.raises(HamuError, match=message):
+        RunFolder(begun.parent / "new").check_room(5_600)
+    disk.total = 0  # not known
+    RunFolder(begun.parent / "new").check_room(5_600)
 
 
 def test_what_a_broken_off_removal_has_left_may_go(begun, monkeypatch):

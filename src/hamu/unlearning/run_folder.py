@@ -6,8 +6,10 @@ processes the main one writes.
 
 import errno
 import json
+import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +20,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from hamu import files
-from hamu.core.distributed import is_main
+from hamu.core.distributed import from_main, is_main
 from hamu.errors import HamuError
 from hamu.files import CHECKPOINT, CONFIG, EVALUATION, INPUTS, MODEL, RECORD
 from hamu.models.storage import save_model
@@ -112,6 +114,23 @@ class RunFolder:
         for made in self._made if is_main() else ():
             with suppress(OSError):  # something is in it
                 made.rmdir()
+
+    def check_room(self, size: int) -> None:
+        """Check that there is room for so many bytes, once an earlier run has given way."""
+
+        def room() -> float:
+            here = next(one for one in (self.path, *self.path.parents) if one.exists())
+            disk = shutil.disk_usage(here)
+            old = (file for one in self._stale() for file in (one, *one.rglob("*")))
+            freed = sum(file.lstat().st_size for file in old if file.is_file())
+            return disk.free + freed if disk.total else math.inf  # some file systems say nothing
+
+        free = from_main(room)
+        if free < size:
+            raise HamuError(
+                f"the output folder {self.path} has room for {free / 1e9:.3g} GB, what is saved at "
+                f"the end takes {size / 1e9:.3g} GB; make room, or {_OTHER}"
+            )
 
     def prepare(self) -> Path:
         """Make the folder, and clear an earlier run out of it; refuses one that came first."""
@@ -214,8 +233,13 @@ class RunFolder:
             save_model(model, self.path)
             return target
         failure = f"the model cannot be written into {self.path}"
+        remedy = "then run it anew with --resume; --save_strategy steps would keep checkpoints"
+        if any(self.path.glob(f"{CHECKPOINT}*/{files.MANIFEST}")):
+            remedy = "then go on with --resume"
+        if name == files.MERGED:
+            remedy = "and merge in another run; what else this one leaves is complete"
         staging = TemporaryDirectory(dir=self.path, prefix=f".{name}.")
-        with files.writing_model(failure, "then go on with --resume"), staging as staged:
+        with files.writing_model(failure, remedy), staging as staged:
             beside = Path(staged, name)
             beside.mkdir()
             save_model(model, beside)

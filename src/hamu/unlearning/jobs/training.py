@@ -108,6 +108,7 @@ def _train(task: Task, folder: RunFolder) -> Trained:
     task.console.print(f"{len(data)} training {task.noun}{more}")
     set_seed(args.seed)
     model = task.new_model(str(task.run.model), data)
+    folder.check_room(_saved_bytes(task, model))
     sets = {"training": data, "test": test}
     inputs = from_main(lambda: task.inputs(sets, {"original": start}))
     data, test = task.fitted(model, data, test)
@@ -197,6 +198,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
             reference = task.predictions(run.retain_model, problem)[1]
         set_seed(args.seed)
         model = task.start_model(str(run.model))
+        folder.check_room(_saved_bytes(task, model))
         inputs = from_main(lambda: task.inputs_of(problem))
         problem = task.fitted_problem(model, problem)
         inputs = {**inputs, **task.reading_of(problem.sets(), run.model)}
@@ -269,6 +271,14 @@ def _finish(
         )
     lines = tuple(_outcome(trainer, problem))
     return Unlearned(folder.path, evaluation, merge_failure=failure, lines=lines)
+
+
+def _saved_bytes(task: Task, model: Any) -> int:
+    """Bytes of the weights that `_save` writes."""
+    if not hasattr(model, "peft_config"):
+        return sum(parameter.nbytes for parameter in model.parameters())
+    trained, everything = model.get_nb_trainable_parameters()  # those in 4 bits one by one
+    return int(4 * (everything if task.run.merge else trained))
 
 
 def _save(task: Task, folder: RunFolder, model: Any, **card: Any) -> str:
