@@ -209,6 +209,16 @@ def result_of(kind, **curves):
         ("text", {"unlearned": (5.3, 4.0), "original": (1.8, 1.8)}, False),
         ("text", {"unlearned": (5.3, 5.0), "original": (1.8, 1.8)}, True),
         ("text", {"unlearned": (5.3, 5.7), "original": (1.8, 1.8)}, True),
+        # what fine-tuning does to the original too does not come back
+        ("text", {"unlearned": (2.2, 2.0), "original": (1.8, 1.6)}, True),
+        ("text", {"unlearned": (2.2, 2.0), "original": (1.8, 1.9)}, False),
+        ("text", {"unlearned": (5.3, 5.3), "original": (1.8, 2.4)}, True),
+        ("text", {"unlearned": (1.8006, 1.6), "original": (1.8, 1.6)}, None),
+        (
+            "text",
+            {"unlearned": (5.3, 1.4), "original": (1.8, 1.8), "retrained": (1.801, 1.5)},
+            False,
+        ),
         ("text", {"unlearned": (5.3, 4.8), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
         ("text", {"unlearned": (5.3, 4.5), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, False),
         ("text", {"unlearned": (20.0, 8.0), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
@@ -222,7 +232,7 @@ def test_the_verdict_follows_its_rule(kind, curves, expected):
     steps = 20 * len(curves["unlearned"]) - 20
     heads = {True: f"It lasts: {steps} steps", False: f"It does not last: {steps} steps"}
     assert sentence(result).startswith(heads.get(expected, "Whether it lasts is open"))
-    assert not re.search(r" -\d", sentence(result)), "nothing is given back, not less"
+    assert not re.search(r" -\d|\d{3}%", sentence(result).replace(" 100%", "")), "0% to 100%"
 
 
 def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved():

@@ -43,6 +43,7 @@ _DEFAULTS = {  # for images and for texts
 _POINTS = (0, 5, 10, 20, 40, 80)
 _JUDGED = (20, 40)  # steps of relearn-retain; some models hold for 20 and give way after
 _MARGIN = 0.10  # the share that may come back
+_LEAST_RISE = 0.1  # nats; a share of less is noise
 _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high for a known record
 Figures = dict[str, float]
 _BITS: tuple[int, ...] = (0, 8, 4)  # 0: as saved
@@ -174,21 +175,25 @@ class AttackResult:
 def lasts(result: AttackResult) -> bool | None:
     """True if unlearning lasts by the rule of docs/attack.md; None where the attacks cannot tell.
 
-    A text model whose loss stays at or above the retain model's lasts. Without an original, all
-    that is not recognised at the start counts as forgotten.
+    A text model whose loss stays at or above the retain model's lasts; it is open where unlearning
+    raised the loss by less than 0.1 nats. Without an original, all that is not recognised at the
+    start counts as forgotten.
     """
     return _judged(result)[0]
 
 
 def _given_back(result: AttackResult, role: str, steps: int) -> float:
-    """Share of the forgotten that relearn-retain gives back to a model, see `lasts`."""
+    """Share of the forgotten that relearn-retain gives back to a model, see `lasts`.
+
+    Of texts it leaves out the fall of the loss that the same steps give the original.
+    """
     by_model = result.outcomes[RELEARN_RETAIN]
-    after = by_model[role].mean(result.figure, steps)
+    start, after = (by_model[role].mean(result.figure, at) for at in (0, steps))
     if result.kind == "image":
         return after
-    before = by_model[role].mean("loss", 0)
-    rise = before - by_model[ORIGINAL].mean("loss", 0)
-    return (before - after) / rise if rise > 0 else 0.0
+    known, general = (by_model[ORIGINAL].mean("loss", at) for at in (0, steps))
+    rise, fall = start - known, start - after - max(0.0, known - general)
+    return fall / rise if rise >= _LEAST_RISE else 0.0
 
 
 def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
@@ -204,6 +209,9 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     forgotten = start - known if is_text else known - start
     if forgotten <= 0:
         return None, "the model remembers the forget set as well as the original does", 0
+    if is_text and forgotten < _LEAST_RISE:
+        rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
+        return None, f"{rise}; a share needs {_LEAST_RISE}", 0
     if not is_text and retrained is None and forgotten < _MARGIN:
         still = f"the model recognises {start:.0%} of the records before the attack"
         return None, f"{still}, as one that never saw them may; give --retain_model", 0
@@ -225,11 +233,13 @@ def sentence(result: AttackResult) -> str:
     verdict, reason, steps = _judged(result)
     if verdict is None:
         return f"Whether it lasts is open: {reason}."
-    by_model, theirs = result.outcomes[RELEARN_RETAIN], ""
+
+    def given_back(role: str) -> str:
+        return f"{min(max(0.0, _given_back(result, role, steps)), 1.0):.0%}"
+
+    by_model, back, theirs = result.outcomes[RELEARN_RETAIN], given_back(UNLEARNED), ""
     if RETRAINED in by_model:
-        given = max(0.0, _given_back(result, RETRAINED, steps))
-        theirs = f" (a model retrained without them: {given:.0%})"
-    back = f"{max(0.0, _given_back(result, UNLEARNED, steps)):.0%}"
+        theirs = f" (a model retrained without them: {given_back(RETRAINED)})"
     what = f"give back {back} of what the loss on the forgotten records had risen"
     if result.kind == "image":
         start = f"{by_model[UNLEARNED].mean('recognised', 0):.0%}"
