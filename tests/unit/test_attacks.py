@@ -235,6 +235,14 @@ def test_the_verdict_follows_its_rule(kind, curves, expected):
     assert not re.search(r" -\d|\d{3}%", sentence(result).replace(" 100%", "")), "0% to 100%"
 
 
+def test_the_sentence_of_a_share_of_the_forgotten_names_the_forgotten():
+    curves = {"unlearned": (0.80, 0.81), "original": (0.99, 0.99)}
+    assert sentence(result_of("image", **curves)).endswith(
+        " from 80% to 81%, 5% of the 19% forgotten."
+    )
+    assert " of the " not in sentence(result_of("image", **curves, retrained=(0.80, 0.80)))
+
+
 def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved():
     def curve(*values, at=(0, 80)):
         return Outcome(at, {"recognised": tuple((value,) for value in values)})

@@ -242,8 +242,12 @@ def sentence(result: AttackResult) -> str:
         theirs = f" (a model retrained without them: {given_back(RETRAINED)})"
     what = f"give back {back} of what the loss on the forgotten records had risen"
     if result.kind == "image":
-        start = f"{by_model[UNLEARNED].mean('recognised', 0):.0%}"
-        what = f"bring the share of forgotten records that it recognises from {start} to {back}"
+        start = by_model[UNLEARNED].mean("recognised", 0)
+        what = f"bring the share of forgotten records that it recognises from {start:.0%} to {back}"
+        if ORIGINAL in by_model and not theirs:
+            forgotten = by_model[ORIGINAL].mean("recognised", 0) - start
+            share = max(0.0, _given_back(result, UNLEARNED, steps) - start) / forgotten
+            theirs = f", {share:.0%} of the {forgotten:.0%} forgotten"
     head = "It lasts" if verdict else "It does not last"
     return f"{head}: {steps} steps of fine-tuning on the retain data {what}{theirs}."
 
