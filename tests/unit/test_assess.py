@@ -116,7 +116,7 @@ def test_of_several_blocks_the_price_has_another_limit_than_the_criterion():
 def test_gradients_that_share_no_parameter_allow_no_demand():
     gram = gram_at([2.0, 0.0], [0.0, 1.0], [0.0, 0.0])
     for method in (HamuQ(0.5, "relative"), HamuU(0.5, "relative")):
-        found = judge(frontier(gram, method), method, (1.0, 1.0), None)
+        found = judge(frontier(gram, method), method, gram, (1.0, 1.0), None)
         assert (found.code, found.constraint) == (MUST_HURT, 0.0)
         assert found.answer == "It will be very hard, do not start: no demand is free"
 
@@ -127,9 +127,24 @@ def test_the_price_in_the_verdict_is_that_of_the_step(method):
     weights = method.weigh(gram)
     retain, forget = gram.changes(weights.retain, weights.forget)
     price = abs(retain / forget) if method.name == "hamu-q" else abs(forget / retain)
-    found = judge(frontier(gram, method, points=401), method, (1.0, 1.0), 0.0129)
-    assert f"{price:.2g}" in found.answer or f"{price:.3g}" in found.answer
+    found = judge(frontier(gram, method), method, gram, (1.0, 1.0), 0.0129)
+    assert f"{price:.3g}" in found.answer
     assert found.learning_rate == 0.012, "rounded down"
+
+
+@pytest.mark.parametrize("variant", [HamuQ, HamuU])
+def test_the_verdict_on_a_clamped_demand_is_that_on_its_step(variant):
+    """Blocks are clamped one by one: the first reaches its limit long before the others."""
+    gram = gram_at([1.0, 0.1], [1.0, 0.2], [0.6, 0.5])
+    method = variant(50.0, distribution="uniform", on_infeasible="clamp")
+    weights = method.weigh(gram)
+    retain, forget = gram.changes(weights.retain, weights.forget)
+    assert (retain > 0) if variant is HamuQ else (forget < 0)
+    curve = frontier(gram, method)
+    assert curve.free_share == 1.0
+    found = judge(curve, method, gram, (1.0, 1.0), None)
+    assert found.code == 3
+    assert found.reason.endswith("the demand is 50, clamped to 1.02.")
 
 
 def test_a_product_with_the_hessian_is_the_dense_hessians():

@@ -293,8 +293,10 @@ NEXT_TO_NOTHING = "It will be very hard: this demand costs nothing, but it forge
 )
 def test_it_answers_how_hard_it_will_be(found, variant, cosines, constraint, code, answer):
     method = variant(constraint, "relative" if constraint < 1 else "absolute")
-    curve = frontier(gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines), method)
-    judged = replace(found, method=method, frontiers={method.name: curve})
+    gram = gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines)
+    judged = replace(
+        found, method=method, gram=gram, frontiers={method.name: frontier(gram, method)}
+    )
     assert judged.verdict.code == code
     assert answer in plain_answer(judged)
     clamped = replace(judged, method=replace(method, on_infeasible="clamp"))

@@ -32,7 +32,7 @@ from hamu.assess.gradients import (
     parted_gradient,
 )
 from hamu.core.forward import evaluating, without_tf32
-from hamu.core.gram import SIDES, Blocks, check_max_norm
+from hamu.core.gram import SIDES, Blocks, PairGram, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
 from hamu.errors import HamuError
@@ -51,6 +51,7 @@ class Assessment:
     measured_records: dict[str, int]  # those of them in the gradients
     gradient_norms: tuple[float, float]  # ‖g_r‖ and ‖g_f‖ before clipping
     clip: tuple[float, float]  # factors of both
+    gram: PairGram  # of the clipped gradients
     noise_scales: dict[str, float | None]  # of each side, in records; None if unknown
     step_length: float  # ‖Δw‖ over η‖g_r‖ at most: clipping, and ‖g_f‖/‖g_r‖ for HAMU-U
     hamu_q: hard.Hardness  # with κ1 and κ2
@@ -70,7 +71,8 @@ class Assessment:
     def verdict(self) -> hard.Verdict:
         """Decision on whether to start."""
         scales, rate = (1 / self.clip[0], 1 / self.clip[1]), self.trusted_rate(ERROR_RATIO)
-        return hard.judge(self.frontiers[self.method.name], self.method, scales, rate)
+        found = self.frontiers[self.method.name]
+        return hard.judge(found, self.method, self.gram, scales, rate)
 
     @property
     def hardness(self) -> hard.Hardness:
@@ -312,6 +314,7 @@ def _first_order(
     return {
         "gradient_norms": (retain_norm.item(), forget_norm.item()),
         "clip": (clip[0].item(), clip[1].item()),
+        "gram": gram,
         "step_length": (statuses[method.name].radius.square().sum().sqrt() / retain_norm).item(),
         "hamu_q": hard.Hardness.at(statuses[HamuQ.name]),
         "hamu_u": hard.Hardness.at(statuses[HamuU.name]),

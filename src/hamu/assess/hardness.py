@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -199,12 +198,6 @@ class Frontier:
         """Free share of the feasible demand."""
         return self.free_limit / self.feasible_limit if self.feasible_limit > 0 else 0.0
 
-    def at(self, demand: float) -> tuple[float, float]:
-        """(retain_change, forget_change) of a demand, interpolated."""
-        changes = (self.retain_change, self.forget_change)
-        retain, forget = (float(np.interp(demand, self.demand, change)) for change in changes)
-        return retain, forget
-
 
 def frontier(gram: PairGram, method: HamuQ | HamuU, points: int = 101) -> Frontier:
     """Trace the frontier of a pair of (clipped) gradients at demands up to the feasible limit.
@@ -253,37 +246,44 @@ class Verdict:
 
 
 def judge(
-    found: Frontier, method: HamuQ | HamuU, scales: tuple[float, float], trusted_rate: float | None
+    found: Frontier,
+    method: HamuQ | HamuU,
+    gram: PairGram,
+    scales: tuple[float, float],
+    trusted_rate: float | None,
 ) -> Verdict:
-    """Judge a method's constraint by its frontier and the learning rate that first order allows.
+    """Judge the step of a method by its price, its frontier, and the rate that first order allows.
 
-    `scales` are the reciprocals of the clip factors, so that changes are of the losses.
+    `gram` is of the clipped gradients, `scales` are the reciprocals of the clip factors, so that
+    changes are of the losses.
     """
     feasible, free, share = found.feasible_limit, found.free_limit, found.free_share
-    asked = method.constraint * (feasible if method.constraint_mode == "relative" else 1.0)
-    if method.on_infeasible == "clamp":
-        asked = min(asked, feasible)
-    retain, forget = (change * scale for change, scale in zip(found.at(asked), scales, strict=True))
+    weights, status = method.weigh(gram), constraint_status(gram, method)
+    changes = gram.changes(weights.retain, weights.forget)
+    retain, forget = (change.item() * scale for change, scale in zip(changes, scales, strict=True))
+    price, gain = (retain, forget) if method.constrained == "forget" else (-forget, -retain)
+    is_free = price <= 1e-9 * gain
+    clamps = method.on_infeasible == "clamp" and not status.feasible
     suggested, rate = max(0.01, round(0.5 * share, 2)), None
     if trusted_rate is not None and math.isfinite(trusted_rate):
         digits = 1 - math.floor(math.log10(trusted_rate))  # two digits, rounded down
         rate = round(math.floor(trusted_rate * 10.0**digits + 1e-9) / 10.0**digits, digits)
     reason = (
         f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free "
-        f"({share:.0%}), and the demand is {asked:.4g}"
-    )
+        f"({share:.0%}), and the demand is {status.demand.item():.4g}"
+    ) + f", clamped to {status.clipped_demand.item():.4g}" * clamps
     how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
     smaller = f"--constraint_mode relative --constraint {suggested:g}, which is free"
-    if share < NEXT_TO_NOTHING and (asked > free or not feasible):
+    if share < NEXT_TO_NOTHING and not (is_free and feasible):
         code, suggested = MUST_HURT, 0.0
         free_share = f"only {share:.1%} of what is possible" if share else "no demand"
         answer = f"It will be very hard, do not start: {free_share} is free"
-    elif asked > feasible * (1 + 1e-12):
+    elif not (status.feasible or clamps):
         code, meets = MUST_HURT, "Do not start with this demand, which no step can meet"
         answer = f"{meets}: it will be {how} with {smaller}"
-    elif asked <= free * (1 + 1e-9):
-        code, gain = CAN_IMPROVE, "a step can raise the forget loss without raising the retain loss"
-        answer = f"It will be {how}, start: {gain}"
+    elif is_free:
+        code, answer = CAN_IMPROVE, f"It will be {how}, start: a step can raise the forget loss "
+        answer += "without raising the retain loss"
         reason += (
             f". To first order, a step of learning rate η changes the retain loss by "
             f"{retain:+.4g}·η and the forget loss by {forget:+.4g}·η"
@@ -294,10 +294,9 @@ def judge(
             answer += "nothing; start only if little is enough"
     else:
         code = WILL_COST
-        price = f"will cost about {abs(retain / forget):.3g} retain loss per 1 of forget loss"
+        paid = f"will cost about {price / gain:.3g} retain loss per 1 of forget loss"
         if method.constrained == "retain":
-            per = f"{abs(forget / retain):.3g} per 1 of retain loss"
-            price = f"will lower the forget loss by about {per}"
-        answer = f"It will be {how}, and this demand has a price: it {price}; accept that, or "
+            paid = f"will lower the forget loss by about {price / gain:.3g} per 1 of retain loss"
+        answer = f"It will be {how}, and this demand has a price: it {paid}; accept that, or "
         answer += f"start with {smaller}"
     return Verdict(code, answer, f"{reason}.", suggested, rate)
