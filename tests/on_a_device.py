@@ -26,11 +26,12 @@ from hamu import (
     build_method,
 )
 from hamu.assess import assess_model
+from hamu.assess.curvature import hessian_product
 from hamu.assess.gradients import AssessedModel, PartedGram, gradient_alignment, parted_gradient
 from hamu.core.methods import method_classes
 from hamu.data import ImageData, TextCollator, encode, read_text
 from hamu.data.images import collate
-from hamu.evaluation import AttackData, AttackSettings, attack
+from hamu.evaluation import AttackData, AttackSettings, attack, predict_tokens
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -266,6 +267,49 @@ def test_an_assessment_is_the_hosts(device):
     assert there.hamu_q.kappa == pytest.approx(host.hamu_q.kappa, rel=1e-4)
     assert there.intervals.kappa[0] == pytest.approx(host.intervals.kappa[0], rel=1e-3)
     assert there.second_order is not None
+
+
+class Spread(nn.Module):
+    """A first layer on the inputs' device, the others on the host; logits where the inputs are."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, first, others, place):
+        super().__init__()
+        self.first, self.others = first.to(place), others
+
+    def forward(self, pixel_values=None, input_ids=None, attention_mask=None):
+        given = input_ids if pixel_values is None else pixel_values
+        return self.others(self.first(given).to("cpu")).to(given.device)
+
+    def get_output_embeddings(self):
+        return self.others
+
+
+def test_a_hessian_over_a_device_and_the_host_is_that_on_one(device):
+    products = []
+    for place in ("cpu", device):
+        layers, batch = classifier(), images(8).__getitems__(range(8))
+        model, x = Spread(layers[:3], layers[3:], place), batch["pixel_values"].to(place)
+        parameters = list(model.parameters())
+
+        def loss(y, model=model, x=x):
+            return F.cross_entropy(model(x), y)
+
+        product = hessian_product(loss, [batch["labels"].to(place)], parameters)
+        vector = torch.linspace(-1, 1, sum(p.numel() for p in parameters)).to(place)
+        products.append(product(vector).cpu())
+    torch.testing.assert_close(products[1], products[0], rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_over_a_device_and_the_host_predicts_texts_as_on_one(device, texts):
+    _, tokenizer, encoded = texts
+    found = []
+    for place in ("cpu", device):
+        torch.manual_seed(0)
+        model = Spread(nn.Embedding(len(tokenizer), 8), nn.Linear(8, len(tokenizer)), place)
+        found.append(predict_tokens(model, encoded, 8, TextCollator()).losses)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
 
 def test_an_assessment_waits_as_often_for_many_parameters_as_for_few(device):

@@ -349,8 +349,8 @@ def _second_order(
         return found
 
     spectrum = lanczos(product, parameters, steps=LANCZOS, tolerance=1e-2, seed=assessed.seed)
-    wide = at_least_float32(*parameters)
-    g_r, g_f = (torch.cat([g.flatten().to(wide) for g in gradients[side]]) for side in SIDES)
+    form = parameters[0].device, at_least_float32(*parameters)
+    g_r, g_f = (torch.cat([g.flatten().to(*form) for g in gradients[side]]) for side in SIDES)
     condition = second_order(product, g_r, g_f, spectrum, demand)
     return {"curvature": spectrum, "second_order": condition}
 

@@ -70,17 +70,20 @@ def hessian_product(
     def product(vector: Tensor) -> Tensor:
         nonlocal kept
         parts = torch.split(vector, [p.numel() for p in parameters])
-        vectors = [v.view_as(p).to(p.dtype) for v, p in zip(parts, parameters, strict=True)]
+        vectors = [v.view_as(p).to(p) for v, p in zip(parts, parameters, strict=True)]
         total = [torch.zeros_like(p, dtype=at_least_float32(p)) for p in parameters]
         for batch in batches:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
                 grads = kept or torch.autograd.grad(loss_of_batch(batch), create_graph=True, **how)
             kept = grads if is_single else None
-            inner = torch.stack([(g * v).sum() for g, v in zip(grads, vectors, strict=True)]).sum()
+            products = [
+                (g * v).sum().to(vector.device) for g, v in zip(grads, vectors, strict=True)
+            ]
+            inner = torch.stack(products).sum()
             found = torch.autograd.grad(inner, retain_graph=is_single, **how)
             for known, grad in zip(total, found, strict=True):
                 known.add_(grad)
-        return torch.cat([t.flatten() for t in total])
+        return torch.cat([t.flatten().to(vector.device) for t in total])
 
     return product
 

@@ -232,7 +232,8 @@ def _scored(model: nn.Module, batch: Mapping[str, Tensor]) -> Scored:
         if not given or given[0].shape[:2] != labels.shape:
             return None
         narrowed.append(True)
-        return (given[0][row, place][None], *given[1:])
+        hidden = given[0]  # may lie on another device than the labels
+        return (hidden[row.to(hidden.device), place.to(hidden.device)][None], *given[1:])
 
     head = getattr(model, "get_output_embeddings", lambda: None)() or nn.Identity()
     handle = head.register_forward_pre_hook(narrow)
@@ -242,7 +243,7 @@ def _scored(model: nn.Module, batch: Mapping[str, Tensor]) -> Scored:
         handle.remove()
     if not narrowed:
         return Scored.of(logits, labels)
-    return Scored(logits[0], labels[:, 1:][row, place], row, len(labels))
+    return Scored(logits[0], labels[:, 1:][row, place].to(logits.device), row, len(labels))
 
 
 def _most_likely(logits: Tensor) -> Tensor:
