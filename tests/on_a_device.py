@@ -31,7 +31,7 @@ from hamu.assess.gradients import AssessedModel, PartedGram, gradient_alignment,
 from hamu.core.methods import method_classes
 from hamu.data import ImageData, TextCollator, encode, read_text
 from hamu.data.images import collate
-from hamu.evaluation import AttackData, AttackSettings, attack, predict_tokens
+from hamu.evaluation import AttackData, AttackSettings, attack, generate_answers, predict_tokens
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -345,6 +345,15 @@ def test_attacks_are_the_hosts(device, texts):
             expected = host.outcomes[name]["unlearned"].mean("loss", 4)
             found = there.outcomes[name]["unlearned"].mean("loss", 4)
             assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_drawn_answers_leave_the_random_state_of_the_device(device, texts):
+    model, tokenizer, encoded = texts
+    model = copy.deepcopy(model).to(device)
+    state = torch.cuda.get_rng_state if ON_GPU else torch.get_rng_state
+    before = state()
+    generate_answers(model, tokenizer, encoded.select(range(2)), 2, 3, sampling_seed=7)
+    assert torch.equal(before, state())
 
 
 def run(folder, model, data, monkeypatch, place, **settings):

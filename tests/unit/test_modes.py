@@ -10,6 +10,7 @@ from hamu.core.forward import (
     OriginalModel,
     evaluating,
     rounds_to_tf32,
+    seeded,
     without_autocast,
     without_tf32,
 )
@@ -30,6 +31,24 @@ def model_with_a_frozen_part():
 
 def modes(model):
     return [module.training for module in model.modules()]
+
+
+def test_a_seed_leaves_the_random_state_of_the_host_and_of_the_models_gpus(monkeypatch):
+    states, seeds, before = {"cuda:1": "kept", "cuda:2": "too"}, [], torch.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[str(device)])
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: states.update({str(device): state})
+    )
+    of_gpus = [SimpleNamespace(is_cuda=True, device=torch.device(name)) for name in states]
+    model = SimpleNamespace(parameters=lambda: [*of_gpus, torch.ones(1)])
+    with seeded(model, 3):
+        seeds.append(torch.initial_seed())
+        states.update(dict.fromkeys(states, "drawn from"))
+    with seeded(model, None):
+        seeds.append(torch.initial_seed())
+    assert (seeds[0], seeds[1] == 3) == (3, False)
+    assert states == {"cuda:1": "kept", "cuda:2": "too"}
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_predictions_and_the_original_model_leave_modes_and_the_random_state():

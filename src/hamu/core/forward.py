@@ -107,6 +107,15 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def seeded(model: nn.Module, seed: int | None) -> Iterator[None]:
+    """Seed the host and the model's GPUs, if there is a seed; restore their random states."""
+    with torch.random.fork_rng({p.device for p in model.parameters() if p.is_cuda}):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Put back what a pass in training mode moves, such as running statistics."""
     moving = [(buffer, buffer.clone()) for buffer in model.buffers()]

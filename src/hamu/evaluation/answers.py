@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hamu.core.forward import evaluating
+from hamu.core.forward import evaluating, seeded
 from hamu.data import TextCollator, TextData, TextRecords, encode
 from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
@@ -63,9 +63,8 @@ def generate_answers(
     longest = longest_text(model) or math.inf
     room = [int(min(max_new_tokens, max(1, longest - n))) for n in lengths]
     answers = [""] * len(prompts)
-    with evaluating(model), _settings(model, is_greedy=sampling_seed is None):
-        if sampling_seed is not None:
-            torch.manual_seed(sampling_seed)
+    is_greedy = sampling_seed is None
+    with evaluating(model), seeded(model, sampling_seed), _settings(model, is_greedy=is_greedy):
         for places in _batches(lengths, room, batch_size):
             ids = _pad_left([prompts[i] for i in places], pad)
             mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)

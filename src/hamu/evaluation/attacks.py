@@ -4,7 +4,6 @@ Fine-tuning, quantization, prefilled and repeated prompts.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import comb
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
-from hamu.core.forward import predict_logits
+from hamu.core.forward import predict_logits, seeded
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import TextData, encode
 from hamu.data.forget_sets import subset
@@ -418,7 +417,7 @@ class _Attacker:
             copied = deepcopy(model, dict(shared))
             trained = [p for p in copied.parameters() if p.requires_grad]
             measured = []
-            with _seeded(copied, seed):
+            with seeded(copied, seed):
                 for step in _fine_tune(copied, batches, optimizer(trained, lr=rate)):
                     if step in points:
                         measured.append(data.measure(copied, records))
@@ -458,7 +457,7 @@ class _Attacker:
         records = subset(data.forget, most if is_rounding else settings.attack_answers, self.seed)
         if not is_rounding:  # answers begin behind the prompt, even where the loss is of all
             records = encode(records.texts, data.tokenizer, max(map(len, records.tokens)))
-        with _seeded(model, self.seed):
+        with seeded(model, self.seed):
             if is_rounding:
                 at = _BITS
                 models = (quantized(model, bits) if bits else model for bits in at)
@@ -498,15 +497,6 @@ def _fine_tune(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         yield step
-
-
-@contextmanager
-def _seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """Run with a seed; restore the random state."""
-    device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Tensor:
