@@ -216,6 +216,23 @@ def test_the_image_processor_of_a_model_goes_with_it(done, coloured, tmp_path):
         assert json.loads((tmp_path / model / "config.json").read_text())["image_std"] == [0.25] * 3
 
 
+def test_an_image_processor_that_makes_other_images_is_refused_or_named(sh, coloured, tmp_path):
+    whole = f"evaluate {coloured} --model prepared --forget_class 1 --output_dir"
+    for number, (processor, code, said) in enumerate((
+        ({"image_processor_type": "ViTImageProcessor", "size": [8, 8]}, 0, ""),
+        ({"image_processor_type": "ViTImageProcessor", "size": [16, 16]}, 2,
+         "hamu evaluate: the image processor of prepared makes images of 16x16 of those of "
+         "train.npz, 8x8; give --image_size 16, or take away its preprocessor_config.json"),
+        ({"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 8}}, 0,
+         "warning: the image processor of prepared crops, resizes or normalises otherwise"),
+    )):  # fmt: skip
+        (tmp_path / "prepared/preprocessor_config.json").write_text(json.dumps(processor))
+        found, out, err = sh(f"{whole} out-{number}")
+        assert found == code
+        assert said in out + err
+        assert (out + err).count("the image processor of") == bool(said)
+
+
 def test_a_model_without_statistics_takes_those_of_all_training_data(sh, done, coloured, tmp_path):
     losses = []
     for number, forget in enumerate(("--forget_class 1", "--forget_rows 0,1")):

@@ -34,6 +34,7 @@ _NUMBER = re.compile(r"(LABEL_)?\d+")  # transformers' name of a class that has 
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _SIDE = 64  # of the images that are tried: whatever their size becomes, they are of one colour
 _CLOSE = 1e-4
+_ROUNDED = 1e-3  # of normalised pixels; far below one of 255 steps
 
 
 class SmallResNetConfig(PretrainedConfig):
@@ -212,9 +213,7 @@ def _statistics(processor: Any, channels: int, source: str) -> tuple[list[float]
     """
 
     def seen(colour: tuple[int, ...]) -> np.ndarray:  # in the middle of an image
-        pixels = np.full((_SIDE, _SIDE, channels), colour, dtype=np.uint8)
-        picture = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-        values = np.asarray(processor(picture, return_tensors="np")["pixel_values"][0])
+        values = _processed(processor, np.full((_SIDE, _SIDE, channels), colour, dtype=np.uint8))
         return values[:, values.shape[1] // 2, values.shape[2] // 2].astype(np.float64)
 
     mixed = tuple(51 * (channel + 1) for channel in range(channels))
@@ -229,6 +228,30 @@ def _statistics(processor: Any, channels: int, source: str) -> tuple[list[float]
             f"swaps them: do_flip_channel_order); build that into the model instead"
         )
     return (0.0 - black / scale).tolist(), (1 / scale).tolist()
+
+
+def _processed(processor: Any, pixels: np.ndarray) -> np.ndarray:
+    """Output of an image processor for an image, [H, W, C] uint8."""
+    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    return np.asarray(processor(picture, return_tensors="np")["pixel_values"][0])
+
+
+def prepares_as(processor: Any, data: ImageData, source: str) -> bool:
+    """True if a processor makes of the first image what `data`, normalised, have for the model.
+
+    A HamuError if it makes an image of another size.
+    """
+    ours = data[0]["pixel_values"].numpy()
+    with reading(f"the image processor of {source} cannot take the images of {data.source}"):
+        theirs = _processed(processor, data.pixels[0].permute(1, 2, 0).numpy())
+    if theirs.shape != ours.shape:
+        made, given = ("x".join(map(str, values.shape[1:])) for values in (theirs, ours))
+        raise HamuError(
+            f"the image processor of {source} makes images of {made} of those of {data.source}, "
+            f"{given}; give --image_size {theirs.shape[-1]}, or take away its "
+            f"preprocessor_config.json if the model was trained on such images"
+        )
+    return np.allclose(theirs, ours, rtol=0, atol=_ROUNDED)
 
 
 def class_names(source: str) -> tuple[str, ...] | None:

@@ -411,7 +411,15 @@ class ImageTask(Task):
             used = f"the mean and standard deviation of {training[0].source} are used"
             self.tell(f"the model does not say how images are normalised; {used}")
         statistics = (config.image_mean, config.image_std)
-        return [data if data is None else data.normalized(*statistics) for data in sets]
+        found = [data if data is None else data.normalized(*statistics) for data in sets]
+        if self.processor is not None:
+            first, source = next(data for data in found if data is not None), model.name_or_path
+            if not classifiers.prepares_as(self.processor, first, source):
+                self.tell(
+                    f"warning: the image processor of {source} crops, resizes or normalises "
+                    f"otherwise; figures hold for images taken whole"
+                )
+        return found
 
     def beside_model(self) -> list[Any]:
         return [] if self.processor is None else [self.processor]
