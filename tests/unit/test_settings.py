@@ -20,7 +20,7 @@ from hamu.core.methods import method_classes, method_rows
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @pytest.mark.parametrize(("settings", "message"), [
     *(({"constraint": value}, f"constraint {value!r} must be a positive number")
-      for value in (0.0, -1.0, math.nan, math.inf, "0.5", None)),
+      for value in (0.0, -1.0, math.nan, math.inf, "0.5", None, True)),
     ({"constraint": torch.tensor([0.1, 0.2])}, "must be a positive number"),
     ({"constraint_mode": "share"}, "constraint_mode 'share' is unknown; choose one of absolute, relative"),
     ({"constraint": 1.5, "constraint_mode": "relative"}, r"share of what is possible, in \(0, 1\]; got 1.5"),

@@ -195,8 +195,8 @@ def _checked_shares(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def _number(value: object) -> float:
-    """Value of a number; NaN for anything else."""
-    return float(value) if isinstance(value, Real) else math.nan
+    """Value of a number; NaN for anything else, a bool too."""
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
 
 
 @listed("hamu-q")
