@@ -133,6 +133,10 @@ def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypa
     ("choose", "message"),
     [
         (lambda t: forget_class(t, None, "cow"), "class 'cow' .* in here; choose of cat, dog"),
+        (
+            lambda t: forget_class(replace(t, classes=("0", "1", "2")), None, "cat"),
+            "class 'cat' does not exist in here; choose of 0, 1, 2: its classes have numbers",
+        ),
         (lambda t: forget_class(t, None, 0, 1.5), r"rho is a share in \[0, 1\]; got 1.5"),
         (
             lambda t: forget_class(t.select([1, 2]), None, 0),

@@ -111,12 +111,14 @@ def forget_class(
     if not 0 <= rho <= 1:
         raise HamuError(f"the similarity mixing ratio rho is a share in [0, 1]; got {rho}")
     numbers = {normal(name): number for number, name in enumerate(train.classes)}
-    if not all(name.isdecimal() for name in train.classes):
+    has_names = not all(name.isdecimal() for name in train.classes)
+    if has_names:
         numbers = {str(number): number for number in range(len(train.classes))} | numbers
     number = numbers.get(normal(str(target)), -1)
     members = (train.labels == number).nonzero().flatten()
     if not len(members):
         listed = ", ".join(train.classes[i] for i in sorted({*train.labels.tolist()}))
+        listed += "" if has_names else ": its classes have numbers, not names"
         raise HamuError(f"class {target!r} does not exist in {train.source}; choose of {listed}")
     generator = torch.Generator().manual_seed(seed)
     mixed = math.floor(Fraction(str(rho)) * len(members))  # exact: 0.29 * 100 is 29, not 28
