@@ -190,6 +190,21 @@ def labelled_by(labels):
     return lambda folder: to_parquet(folder / "a.parquet", pictures, labels)
 
 
+def with_gap(column):
+    def prepare(folder):
+        rows = {"img": [Image.fromarray(one) for one in PIXELS[:2]], "label": [0, 1]}
+        rows[column][1] = None
+        return to_parquet(folder / "a.parquet", rows["img"], rows["label"])
+
+    return prepare
+
+
+def with_empty_class(folder):
+    (folder / "owl").mkdir()
+    (folder / "owl/1.heic").write_bytes(b"of a kind that Pillow does not read")
+    return str(folder)
+
+
 def damaged(name, content=b"PAR1 damaged"):
     def prepare(folder):
         (folder / name).write_bytes(content)
@@ -217,6 +232,9 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (with_arrays(), {"label_column": "kind"}, "no label column 'kind', but images, labels; gi"),
         (damaged("a.npz"), {}, r"a\.npz cannot be read as npz"),
         (lambda f: to_parquet(f / "a.parquet", [1.5], [0]), {}, "column img of .* holds no images"),
+        (with_gap("img"), {}, "row 1 of .* has no image; remove it"),
+        (with_gap("label"), {}, "row 1 of .* has no label; remove or label it"),
+        (with_empty_class, {}, "owl holds no images, though each folder in .* is a class"),
         (str, {"num_channels": 2}, r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)"),
     ],
 )

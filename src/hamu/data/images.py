@@ -244,6 +244,9 @@ def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Ra
         cells = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
     with reading(f"the labels of {source} are not numbers"):
         labels = np.asarray(table[label])
+    for row, one in enumerate(labels if labels.dtype == object else ()):
+        if one is None:
+            raise HamuError(f"row {row} of {source} has no label; remove or label it")
     pictures = (c and (io.BytesIO(c["bytes"]) if c["bytes"] else c["path"]) for c in cells)
     return pictures, labels, classes
 
@@ -274,6 +277,12 @@ def _of_folder(path: Path, split: str) -> _Raw:
                 f"other"
             )
     classes = sorted({picture.parent.name for picture in pictures})
+    for below in folder.iterdir() if split == "train" else ():
+        if below.is_dir() and below.name not in classes and not _is_hidden(Path(below.name)):
+            raise HamuError(
+                f"{below} holds no images, though each folder in {folder} is a class; add some, or "
+                f"move it away"
+            )
     if all(map(str.isdecimal, classes)):
         classes.sort(key=int)  # 2 before 10
     pictures.sort(key=lambda picture: (classes.index(picture.parent.name), picture))
@@ -302,6 +311,8 @@ def _decoded(
 
     def decode(number: int, raw: Any) -> np.ndarray:
         name = raw if isinstance(raw, Path) else f"row {number}"
+        if raw is None:
+            raise HamuError(f"{name} of {source} has no image; remove it")
         with reading(f"{name} of {source} is not a readable image", "; remove or repair it"):
             picture = Image.fromarray(raw) if isinstance(raw, np.ndarray) else Image.open(raw)
             if picture.mode[0] in "IF":
