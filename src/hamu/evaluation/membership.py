@@ -28,15 +28,6 @@ _GAMMA = 2.0  # RMIA's threshold of the likelihood ratio
 
 
 @dataclass(frozen=True)
-class MembershipInference:
-    """Success of an attacker who tells forget from test records; 0.5 is ideal for both figures."""
-
-    accuracy: float  # of guesses in cross-validation; above 0.5 if either side stands out
-    auc: float  # area under the ROC curve of low losses
-    samples: int  # in each group
-
-
-@dataclass(frozen=True)
 class AttackScores:
     """Scores of an attack, higher for records that look trained on."""
 
@@ -79,8 +70,11 @@ class AttackScores:
 
 def membership_inference(
     forget: Predictions, test: Predictions, seed: int = 42
-) -> MembershipInference | None:
+) -> dict[str, float] | None:
     """Attack the losses by a logistic regression (after Shokri et al. 2017), and by a threshold.
+
+    `accuracy` is of the regression's guesses in cross-validation, above 0.5 if either side stands
+    out, `auc` the area under the ROC curve of low losses, `samples` the number in each group.
 
     Each class contributes as many records of the forget as of the test set, so that telling classes
     apart is no use. None if fewer than 5 records match, or a loss is not finite.
@@ -99,7 +93,7 @@ def membership_inference(
     is_member, both = scores.ranked
     guesses = cross_val_predict(attack, -both[:, None], is_member, cv=folds)
     accuracy = float((guesses == is_member).mean())
-    return MembershipInference(accuracy, scores.auc, len(scores.members))
+    return {"accuracy": accuracy, "auc": scores.auc, "samples": len(scores.members)}
 
 
 def loss_attack(forget: Predictions, test: Predictions, seed: int = 42) -> AttackScores | None:

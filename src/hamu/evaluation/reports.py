@@ -3,7 +3,6 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from math import prod
 from statistics import fmean
 from typing import Any, ClassVar
@@ -109,8 +108,7 @@ def _against(ours: Predictions, reference: Predictions) -> dict[str, Tensor]:
 def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, Any] | None:
     if "test" not in predictions:
         return None
-    found = membership_inference(predictions["forget"], predictions["test"], seed)
-    return None if found is None else asdict(found)
+    return membership_inference(predictions["forget"], predictions["test"], seed)
 
 
 def _against_retraining(
