@@ -219,12 +219,14 @@ def test_the_second_order_condition_is_the_constrained_minimum(demand):
     assert found.unavoidable == (least > 0)
     assert found.positive_definite
     assert found.damping == 0
-    assert found.unavoidable or found.kappa <= found.bound_threshold, "Lemma B.1 is sufficient"
-    spectrum = spectrum_of(2 * torch.eye(12, dtype=F64))
-    sphere = second_order(lambda v: 2 * v, g_r, g_f, spectrum, demand)
-    threshold = (g_r.norm() * g_f.norm()).item() - 2 * demand  # ‖g_r‖‖g_f‖ - λQ, of H = λI
-    assert sphere.bound_threshold == pytest.approx(threshold)
-    assert sphere.unavoidable == (sphere.kappa > threshold)
+    norms, values = (g_r.norm() * g_f.norm()).item(), torch.linalg.eigvalsh(h)
+    small, large = (1 / values[end].item() for end in (-1, 0))
+    threshold = ((2 * large - small) * norms - demand) / small
+    assert found.unavoidable or found.kappa <= threshold, "Lemma B.1 is sufficient"
+    sphere = second_order(
+        lambda v: 2 * v, g_r, g_f, spectrum_of(2 * torch.eye(12, dtype=F64)), demand
+    )
+    assert sphere.unavoidable == (sphere.kappa > norms - 2 * demand)  # ‖g_r‖‖g_f‖ - λQ, of H = λI
 
 
 @pytest.mark.parametrize("span", [1.0, 1.5, 2.6, 4.0])

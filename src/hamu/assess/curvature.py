@@ -149,7 +149,6 @@ class SecondOrder:
     unavoidable: bool | None  # Q + C > √(AB) (and Q + C > 0), for H + δI; None if undecided
     least_retain_change: float | None  # F, in loss; None likewise
     undecided: str  # the reason in words; empty if decided
-    bound_threshold: float  # κ above which Lemma B.1 says unavoidable, by the spectrum's ends
     residual: float  # the larger ‖(H+δI)x - g‖/‖g‖ of the two solutions
 
 
@@ -172,7 +171,7 @@ def second_order(
     `retain` and `forget` are g_r and g_f, [P], `demand` is Q in loss; each of the two solutions
     takes at most so many products with H.
     """
-    kappa, norms = retain.dot(forget).item(), (retain.norm() * forget.norm()).item()
+    kappa = retain.dot(forget).item()
     margin, smallest = 1e-3 * spectrum.largest, spectrum.smallest
     damping = 0.0 if smallest > margin else max(-2.0 * smallest, 0.0) + 10 * margin
 
@@ -181,8 +180,7 @@ def second_order(
 
     x_f, x_r = (conjugate_gradients(damped, g, steps) for g in (forget, retain))
     residual = max(x_f.relative_residual, x_r.relative_residual)
-    # the largest eigenvalue of (H+δI)⁻¹ belongs to the smallest of H
-    small, large = (1 / max(end + damping, 1e-100) for end in (spectrum.largest, smallest))
+    large = 1 / max(smallest + damping, 1e-100)  # the largest eigenvalue of (H+δI)⁻¹
     unavoidable, least, undecided = None, None, ""
     if x_f.negative or x_r.negative:
         undecided = "there is a direction of negative curvature"
@@ -207,7 +205,6 @@ def second_order(
         unavoidable=unavoidable,
         least_retain_change=least,
         undecided=undecided,
-        bound_threshold=((2 * large - small) * norms - demand) / small,
         residual=residual,
     )
 
