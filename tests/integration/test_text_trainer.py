@@ -38,7 +38,9 @@ def start():
 
 @pytest.fixture
 def trainer_of(start, tmp_path):
-    def make(model=None, forget=None, retain=None, pads=True, **settings):
+    def make(
+        model=None, forget=None, retain=None, pads=True, retain_predictions=None, **settings
+    ):
         base, tokenizer, sides = start
         defaults = {"eval_strategy": "no", "eval_on_start": False, "max_steps": 2}
         defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}
@@ -46,11 +48,25 @@ def trainer_of(start, tmp_path):
         args = UnlearnConfig(output_dir=str(tmp_path / "run"), **defaults | settings)
         given = {"data_collator": TextCollator(tokenizer.pad_token_id)} if pads else {}
         given |= {"retain_dataset": retain or sides[0], "forget_dataset": forget or sides[1]}
+        given["retain_predictions"] = retain_predictions
         trainer = UnlearnTrainer(model or copy.deepcopy(base), args, **given)
         silence(trainer)
         return trainer
 
     return make
+
+
+def test_a_retain_model_of_another_tokenizer_predicts_the_same_records(start, trainer_of):
+    model, tokenizer, (_, forget) = start
+    found = predict_tokens(model, forget, 8, TextCollator(tokenizer.pad_token_id))
+    halves = {name: getattr(found, name).repeat(2) for name in ("losses", "correct", "expected")}
+    record = found.record.repeat_interleave(2)
+    others = replace(found, **halves, spread=halves["losses"], record=record)
+    how = {"forget_objective": "bounded", "goal": "retrained", "eval_on_start": True}
+    trainer = trainer_of(**how, retain_predictions=others)
+    trainer.train()
+    trainer.evaluate()
+    assert trainer.history()["goal"]["after"]["records"] == len(forget)
 
 
 @pytest.mark.parametrize("by_goal", [{}, {"auto": True, "target_forget_loss": 9.0}])

@@ -233,6 +233,15 @@ def test_a_goal_that_compares_with_few_unseen_records_says_so():
     assert few_unseen(Goal("erased"), Predictions(torch.zeros(1, 3), torch.tensor([0]))) == []
 
 
+def test_losses_of_other_tokens_do_not_compare_and_the_remedy_is_named():
+    def said(kind, tokens):
+        return few_unseen(Goal(kind, reference=texts([2.0] * 30, tokens)), texts([1.0] * 30, 3))
+
+    (line,) = said("retrained", 4)
+    assert line.endswith("do not compare; train it with this model as its --tokenizer")
+    assert said("retrained", 3) == said("unseen", 4) == []
+
+
 def test_a_report_counts_records_and_the_record_of_a_run_leaves_out_their_places():
     forget = {"forget": images([0.01] * 18 + [17.0, 22.0])}
     found = goal_report(Goal("loss", loss=1.0), forget, original=None, retain_model=None)

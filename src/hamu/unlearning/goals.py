@@ -341,8 +341,13 @@ def whole_classes(retain: Any, forget: Any) -> bool:
 
 
 def few_unseen(goal: Goal, forget: AnyPredictions) -> list[str]:
-    """A sentence if the goal compares with so few unseen records that it can hardly tell."""
+    """A sentence if the goal compares with too few unseen records to tell, or with other tokens."""
     test = goal.reference
+    tokens = [one.lengths for one in (forget, test) if isinstance(one, TokenPredictions)]
+    if goal.kind == "retrained" and len(tokens) == 2 and not torch.equal(*tokens):
+        other = "the retain model splits the forget records into other tokens"
+        way = "train it with this model as its --tokenizer"
+        return [f"{other}, whose losses do not compare; {way}"]
     if goal.kind != "unseen" or test is None:
         return []
     counts, of = [len(record_losses(test))], ""
