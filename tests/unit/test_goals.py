@@ -137,6 +137,8 @@ TEXTS = TextRecords((TextRecord("q", "a", {}),) * 4, "here", torch.arange(4))
 SOME = {"retain": labelled(0, 1), "forget": labelled(0)}
 CLASS = {"retain": labelled(0, 1), "forget": labelled(2), "test": labelled(2, 0, 2)}
 OF_TEXTS = {"retain": TEXTS, "forget": TEXTS}
+TOKENS = [{"input_ids": torch.ones(3), "labels": torch.ones(3)}]
+LISTED = {name: [{"pixel_values": torch.zeros(1), "labels": 0}] for name in ("retain", "forget")}
 
 
 def asked(kind, loss=None):
@@ -151,6 +153,7 @@ def asked(kind, loss=None):
     (CLASS, None, 2.0, True, "loss"),
     (OF_TEXTS | {"test": TEXTS}, None, None, False, "unseen"),
     (OF_TEXTS, None, 2.0, False, "loss"),
+    (LISTED, "erased", None, False, "erased"),
 ])  # fmt: skip
 def test_the_goal_is_the_one_named_or_follows_from_the_data(sets, kind, loss, has_retain_model, chosen):  # fmt: skip
     goal = choose_goal(sets, asked(kind, loss), has_retain_model=has_retain_model)
@@ -161,6 +164,7 @@ def test_the_goal_is_the_one_named_or_follows_from_the_data(sets, kind, loss, ha
     (SOME, "unseen", "the goal unseen compares with records that were never trained on; give --tes"),
     (SOME, "retrained", "the goal retrained compares with a retain model; give --retain_model"),
     (OF_TEXTS, "erased", "the goal erased is for classifiers"),
+    ({"retain": TOKENS, "forget": TOKENS}, "erased", "the goal erased is for classifiers"),
 ])  # fmt: skip
 def test_a_goal_that_lacks_what_it_compares_with_names_it(sets, kind, message):
     with pytest.raises(HamuError, match="^" + message):

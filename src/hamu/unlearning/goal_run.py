@@ -14,7 +14,14 @@ from torch import Tensor
 from hamu.core.objectives import log_odds, loss_at
 from hamu.errors import HamuError
 from hamu.unlearning.controller import Controller
-from hamu.unlearning.goals import AnyPredictions, Goal, Standing, choose_goal, record_losses
+from hamu.unlearning.goals import (
+    AnyPredictions,
+    Goal,
+    Standing,
+    choose_goal,
+    is_text,
+    record_losses,
+)
 
 if TYPE_CHECKING:
     from hamu.unlearning.trainer.config import UnlearnConfig
@@ -196,11 +203,6 @@ class GoalRun:
             self.limits = state["limits"].to(self.pair.parameters[0].device)
         if self.goal is not None and self.goal.kind == "unseen" and state["reference"] is not None:
             self.goal = replace(self.goal, reference=state["reference"])
-
-
-def is_text(data: Any) -> bool:
-    """True if the records of a data set are texts."""
-    return "input_ids" in data[0]
 
 
 def steps_of_a_run(args: UnlearnConfig, records: int, batch: int) -> int:

@@ -22,6 +22,7 @@ from scipy.stats import betabinom
 from torch import Tensor
 
 from hamu.core.objectives import log_odds, loss_at
+from hamu.data import TextRecords
 from hamu.errors import HamuError, unknown
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 
@@ -327,9 +328,14 @@ def choose_goal(
         if is_needed:
             raise HamuError(NOTHING_TELLS)
         return None
-    is_text = not hasattr(sets["forget"], "labels")
-    check_goal_has(kind, has_test=has_test, has_retain_model=has_retain_model, is_text=is_text)
+    has = {"has_test": has_test, "has_retain_model": has_retain_model}
+    check_goal_has(kind, **has, is_text=is_text(sets["forget"]))
     return Goal(kind, asked.target_share, loss)
+
+
+def is_text(data: Any) -> bool:
+    """True if the records of a data set are texts, as they are read or in tokens."""
+    return isinstance(data, TextRecords) or "input_ids" in data[0]
 
 
 def whole_classes(retain: Any, forget: Any) -> bool:

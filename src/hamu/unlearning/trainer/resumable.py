@@ -54,7 +54,7 @@ from hamu.files import (
 )
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
-from hamu.unlearning.goals import StopReason
+from hamu.unlearning.goals import StopReason, is_text
 from hamu.unlearning.trainer.config import TrainConfig, own_options
 from hamu.unlearning.trainer.logs import silence, stand_between
 from hamu.unlearning.trainer.sides import check_is_measured
@@ -482,18 +482,20 @@ def train_original(
             "--eval_on_start"
         )
     set_up_layers(model, args, channels_last=args.channels_last)
-    is_text = "input_ids" in data[0]
-    args.settle_batch_sizes(is_text=is_text)
+    of_texts = is_text(data)
+    args.settle_batch_sizes(is_text=of_texts)
     if evaluates and args.metric_for_best_model is not None:
-        check_is_measured(args.metric_for_best_model, ["loss"] if is_text else ["loss", "accuracy"])
-    args.prediction_loss_only = is_text  # all tokens' logits would not fit in memory
+        check_is_measured(
+            args.metric_for_best_model, ["loss"] if of_texts else ["loss", "accuracy"]
+        )
+    args.prediction_loss_only = of_texts  # all tokens' logits would not fit in memory
     trainer = ResumableTrainer(
         model,
         args,
         data_collator=collator,
         train_dataset=data,
         eval_dataset=eval_data,
-        compute_metrics=None if is_text else _accuracy,
+        compute_metrics=None if of_texts else _accuracy,
         callbacks=callbacks,
     )
     if args.disable_tqdm:

@@ -18,7 +18,7 @@ from hamu.data.forget_sets import ALTERNATIVE, WEIGHT, subset
 from hamu.data.text import collate
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import predict, predict_tokens
-from hamu.unlearning.goals import AnyPredictions, StopReason
+from hamu.unlearning.goals import AnyPredictions, StopReason, is_text
 from hamu.unlearning.trainer.config import UnlearnConfig
 
 _RETAIN_RECORDS = 500  # that a run by goal is measured on
@@ -205,7 +205,7 @@ class Evaluations:
             gains = ("forget_gain", "retain_gain", "joint_gain")
             of_sets = [f"{name}_{figure}" for name in self.sets for figure in ("loss", "accuracy")]
             check_is_measured(args.metric_for_best_model, [*of_sets, *gains])
-        self._is_text = "input_ids" in self.sets["retain"][0]
+        self._is_text = is_text(self.sets["retain"])
         self.some_retain: Any = subset(self.sets["retain"], _RETAIN_RECORDS, args.seed)
 
     def retain_loss(self, *, of_all: bool = False) -> float:

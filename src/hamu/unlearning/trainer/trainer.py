@@ -43,8 +43,8 @@ from hamu.data.text import collate
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
-from hamu.unlearning.goal_run import GoalRun, is_text, steps_of_a_run
-from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, AnyPredictions, StopReason
+from hamu.unlearning.goal_run import GoalRun, steps_of_a_run
+from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, AnyPredictions, StopReason, is_text
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.trainer.config import UnlearnConfig
 from hamu.unlearning.trainer.logs import silence
