@@ -5,7 +5,7 @@ import pytest
 from experiments import reproduce
 from hamu import HamuError
 from hamu.files import DIGITS, MINIATURE, is_local, located
-from hamu.unlearning.jobs.options import PATHS, DataOptions, RunOptions
+from hamu.unlearning.jobs.options import PATHS, TYPES, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.trainer import UnlearnConfig
 
@@ -44,6 +44,12 @@ def test_flags_and_files_name_homes_alike(home):
     assert (data.forget_filter, data.answer_prefix) == ("name~Ada", "~"), "what is no path stays"
     asked = reproduce._parser().parse_args(["--work_dir=~/work", "--output_dir=~/out"])
     assert asked.work_dir == f"{home}/work"
+
+
+@pytest.mark.parametrize("command", TYPES)
+def test_each_command_has_its_section_in_a_file(tmp_path, command):
+    (tmp_path / "run.yaml").write_text(f"seed: 1\n{command}:\n  seed: 7\n")
+    assert settings_of(command, {"config": tmp_path / "run.yaml"}).given["seed"] == 7
 
 
 def test_a_run_in_a_home_is_resumed_by_its_name(home):

@@ -239,7 +239,7 @@ def _of_file(name: str, content: bytes, command: str) -> dict[str, Any]:
     found, anywhere = _mapping(name, parsed), set().union(*tables.IN_FILES.values())
     sections = {
         key: _mapping(f"{key} in {name}", found.pop(key))
-        for key in tables.IN_FILES.keys() & found.keys() - {"attack"}
+        for key in tables.IN_FILES.keys() & found.keys()
     }
     parts = [("", found, anywhere)]
     parts += [(f" under {key}", one, tables.IN_FILES[key]) for key, one in sections.items()]
