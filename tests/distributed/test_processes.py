@@ -21,6 +21,8 @@ CASES = [CONV, LLAMA, ADAM, *(f"conv/{method}/1/sgd" for method in ("ga", "kl", 
 # what only several processes can do, and the case that it must equal
 SPLIT = {f"{case}/split": case for case in CASES if "ga/" not in case}
 SPLIT |= {f"{case}/small": case for case in (CONV, LLAMA)}
+BOUNDED = f"{CONV}/bounded"  # by hand and without a start: measured at the first step
+SPLIT[f"{BOUNDED}-split"] = BOUNDED
 SHARDED = {f"{case}/shard": case for case in (*CASES, LORA)}
 LOOPS = [f"loop/{name}/{n}/adamw" for n, name in ((1, "hamu-q"), (2, "hamu-u"), (2, "gru"))]
 # in four processes: how they share sums out, not what every method makes of the sums
@@ -47,7 +49,7 @@ def found(tmp_path_factory):
     """By launch and case, what each process saves: all by one worker, as it takes long to start."""
     place = tmp_path_factory.mktemp("launches")
     half = {"steps": STEPS // 2, "saves": True}
-    alone = with_settings([*CASES, LORA, *LOOPS]) | with_settings(BY_GOAL, steps=40)
+    alone = with_settings([*CASES, BOUNDED, LORA, *LOOPS]) | with_settings(BY_GOAL, steps=40)
     alone |= with_settings((f"{case}/saved" for case in RESUMED), **half)
     two = with_settings([*CASES, *LOOPS, *SPLIT, *SHARDED, *ROUNDED, "rough/hamu-q/1/sgd"])
     two |= with_settings(SPOILED) | with_settings(["batchnorm/hamu-q/1/sgd"], steps=3)

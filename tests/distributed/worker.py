@@ -186,6 +186,8 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         target = max(entry["forget_loss"] for entry in log) - 1e-6
     model, retain, forget, collate = problem(kind)
     by_goal = {}
+    if "bounded" in how:
+        by_goal = {"forget_objective": "bounded", "target_forget_loss": 2.0}
     if "goal" in how:
         retain, forget = images(120, 1), images(48, 2)
         by_goal = {"auto": True, "target_forget_loss": 1.2 if "near" in how else 2.0}

@@ -38,9 +38,7 @@ def start():
 
 @pytest.fixture
 def trainer_of(start, tmp_path):
-    def make(
-        model=None, forget=None, retain=None, pads=True, retain_predictions=None, **settings
-    ):
+    def make(model=None, forget=None, retain=None, pads=True, retain_predictions=None, **settings):
         base, tokenizer, sides = start
         defaults = {"eval_strategy": "no", "eval_on_start": False, "max_steps": 2}
         defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}

@@ -166,9 +166,7 @@ class GoalRun:
             self._pairs.focus_on(open_, epoch * records + within * batch)
 
     def limits_of(self, positions: Tensor) -> Tensor:
-        """The limits of some forget records, [B, 2]; measured first in a run by hand."""
-        if self.limits is None:
-            self.focus(self.stand())
+        """The limits of some forget records, [B, 2]."""
         assert self.limits is not None
         return self.limits[positions]
 

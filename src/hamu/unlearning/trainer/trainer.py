@@ -315,6 +315,8 @@ class UnlearnTrainer(ResumableTrainer):
         if self.lookahead is not None and not self._losses:  # once a step
             whole: list[Any] = [self._prepare_inputs(one) for one in self._of_step]
             self.lookahead.advance([(one["retain"], one["forget"]) for one in whole])
+        if self.args.forget_objective == "bounded" and self.goal_run.limits is None:
+            self.goal_run.focus(self.goal_run.stand())  # by all processes, also of the other side
         limits = self.goal_run.limits_of(inputs[POSITIONS]) if POSITIONS in inputs else None
         step, logged_every = self.state.global_step + 1, self.state.logging_steps
         is_checked = self.watch.schedule.is_due(step, logged_every)
