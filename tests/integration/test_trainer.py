@@ -319,6 +319,32 @@ def test_other_records_are_evaluated_by_themselves_and_a_second_run_counts_its_o
     assert not torch.equal(trainer.start_predictions["retain"].losses, first)
 
 
+class Beginning(TrainerCallback):
+    """Notes the state in which each run begins."""
+
+    def __init__(self):
+        self.found, self.trainer = [], None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.found.append(str([self.trainer.pair.state_dict(), self.trainer.watch.state_dict()]))
+
+
+@pytest.mark.parametrize("settings", [
+    {"trust_region": True, "stopping": "aggregate", "per_device_train_batch_size": 64},
+    {"method": "gru-ema"},
+    {"method": "pdu"},
+])  # fmt: skip
+def test_a_second_run_remembers_nothing_of_the_first(model, trainer_of, settings):
+    beginning = Beginning()
+    trainer = beginning.trainer = trainer_of(model, **settings, callbacks=[beginning])
+    ended = []
+    for _ in range(2):
+        trainer.train()
+        ended.append(str([trainer.pair.state_dict(), trainer.watch.state_dict()]))
+        assert trainer.promise["checked"], "the first step at the least"
+    assert beginning.found[0] == beginning.found[1] != ended[0]
+
+
 @pytest.mark.parametrize("label", [-100, 10])
 def test_a_label_that_is_no_class_is_refused(model, trainer_of, problem, label):
     items = [dict(problem.retain[n]) for n in range(300)]

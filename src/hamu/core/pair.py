@@ -221,15 +221,12 @@ class PairedGradients:
         if sharded:
             from hamu.core.distributed.sharded import Sharded as layout  # noqa: N813 loads FSDP2
         self.use(layout(self.parameters, self.block_of))
-        self._memory = StoppingMemory(method.stopping_rule)
-        self._numbers = torch.tensor(method.first_memory)  # memory of the method
-        self._mean = self._no_grads()  # of the retain gradient, for a method with a `retain_decay`
         self._grads: dict[str, Grads] = {}
         self._versions: list[int] = []
         self._inside: str | None = None
 
     def use(self, layout: Layout) -> None:
-        """Choose the layout of both gradients, before the first step."""
+        """Choose the layout of both gradients, before a run's first step: no memory is kept."""
         is_offloaded = self.offload_grads != "none"
         if self.method.retain_decay and (is_offloaded or not layout.is_whole):
             raise HamuError(
@@ -242,6 +239,9 @@ class PairedGradients:
             if given and not layout.is_whole:
                 raise HamuError(f"{name} needs both whole gradients in each process; leave it out")
         self.layout = layout
+        self._memory = StoppingMemory(self.method.stopping_rule)
+        self._numbers = torch.tensor(self.method.first_memory)  # memory of the method
+        self._mean = self._no_grads()  # of the retain gradient, for a method with a `retain_decay`
         self._population: Population | None = None
         if self.half_life is not None:
             sizes = len(self.block_names), self.half_life, self.steps_per_pass

@@ -302,7 +302,17 @@ class StepWatch(TrainerCallback):
     ) -> None:
         self._pair, self._args, self._sides, self._on_undone = pair, args, sides, on_undone
         self._model, self._device = model, pair.parameters[0].device
-        self.passes = RepeatedPasses(model, self._device)  # of the step at hand, if it is checked
+        self._losses: Mapping[str, Tensor] = {}
+        self._guard: StepGuard | None = None
+        self._rates: list[float] = []
+        self._scaler: Any = None
+        self._scaling: dict[str, Any] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a run: nothing is checked yet."""
+        args = self._args
+        self.passes = RepeatedPasses(self._model, self._device)  # of a step that is checked
         self.step: PairStep | None = None  # at hand; None if the run ended before it
         self.figures: dict[str, float] = {}  # of its check
         self.record = PromiseRecord()
@@ -310,11 +320,6 @@ class StepWatch(TrainerCallback):
         is_logged = args.logging_strategy == IntervalStrategy.STEPS
         every = args.check_steps if is_logged else args.check_steps or 0
         self.schedule = CheckSchedule(1 if args.trust_region else every, self._device)
-        self._losses: Mapping[str, Tensor] = {}
-        self._guard: StepGuard | None = None
-        self._rates: list[float] = []
-        self._scaler: Any = None
-        self._scaling: dict[str, Any] | None = None
 
     def keep(self, optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
         """Sides whose gradients `combine` is to keep for the step to come."""

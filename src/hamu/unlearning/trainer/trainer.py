@@ -48,7 +48,7 @@ from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, AnyPredictions, StopR
 from hamu.unlearning.lookahead import Lookahead
 from hamu.unlearning.trainer.config import UnlearnConfig
 from hamu.unlearning.trainer.logs import silence
-from hamu.unlearning.trainer.promise import PromiseRecord, StepWatch
+from hamu.unlearning.trainer.promise import StepWatch
 from hamu.unlearning.trainer.resumable import ResumableTrainer, run_state_of, set_up_layers
 from hamu.unlearning.trainer.sides import (
     EarlyEnds,
@@ -144,6 +144,9 @@ class UnlearnTrainer(ResumableTrainer):
         super().__init__(model, args, data_collator=PairCollator(data_collator), **kwargs)
         self.goal_run = GoalRun(self, retain_dataset, retain_predictions)
         self.controller = self.goal_run.controller
+        self.start_predictions: dict[str, AnyPredictions] = {}
+        self.predictions: dict[str, AnyPredictions] = {}
+        self._begin()
         if args.auto and args.max_steps <= 0:
             args.max_steps = steps_of_a_run(args, len(pairs), self.global_batch)
         if self.optimizer is not None:  # one that was given
@@ -170,28 +173,30 @@ class UnlearnTrainer(ResumableTrainer):
             loss = partial(_mean_loss, model)
             self.lookahead = Lookahead(model, self.pair.parameters, loss, rate=rate, depth=depth)
         self._of_step: list[Any] = []  # batches of the step under way
+        self._causality_checked = False
+
+    def _begin(self) -> None:
+        """Keep nothing of an earlier run but the weights; a checkpoint is loaded after this."""
         self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
         self.skip_reason, self.stop = "", ALL_DONE
-        self.start_predictions: dict[str, AnyPredictions] = {}
-        self.predictions: dict[str, AnyPredictions] = {}
         self._steps_of_best: int | None = None
-        self._causality_checked = False
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
         self._at = -1  # its number
+        if self.state.global_step:
+            self.start_predictions, self.predictions = {}, {}
+        self.pair.discard()  # what an earlier run was broken off in
+        self.pair.use(self.pair.layout)
+        self.watch.begin()
+        self._early_ends.discard()
+        self.goal_run.limits = None
+        if self.lookahead is not None:
+            self.lookahead.restart()
 
     # The run: data, checkpoints, and its end.
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
-        self._steps_of_best, self.stop = None, ALL_DONE
-        self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
-        self.skip_reason, self.watch.record = "", PromiseRecord()
-        if self.state.global_step:  # of an earlier run
-            self.start_predictions, self.predictions = {}, {}
-        self.pair.discard()  # what an earlier run was broken off in
-        self.watch.passes.clear()
-        self._early_ends.discard()
-        self._losses, self._at = {}, -1
+        self._begin()
         output = super().train(*args, **kwargs)
         self._note_early_end()
         if self.stop == ALL_DONE and self.steps_skipped and not self.steps_taken:
