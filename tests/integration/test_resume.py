@@ -333,6 +333,9 @@ def test_a_run_goes_on_as_it_began_or_not_at_all(tmp_path, saved_model, broken, 
     replaced("run/config.yaml", "\nmodel: model\n", "\nmodel: renamed\nsave_strategy: epoch\n")
     halves = "--per_device_train_batch_size 50 --gradient_accumulation_steps 2"
     assert resume("run", *halves.split())[0] == 0
+    broken(2, *GOAL, folder="goal")
+    code, _, err = resume("goal", *halves.split())
+    assert (code, "bounded, a run keeps its batches: it had" in err) == (2, True), err
 
 
 def test_a_folder_may_be_moved_and_a_run_be_interrupted_again(

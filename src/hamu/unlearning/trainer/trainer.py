@@ -258,11 +258,22 @@ class UnlearnTrainer(ResumableTrainer):
     def run_state(self) -> dict[str, Any]:
         """Counts, stop reason, the start model's predictions, and the parts' states."""
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
-        return super().run_state() | {name: getattr(self, name) for name in _SAVED} | parts
+        own = {"division": self._division} | {name: getattr(self, name) for name in _SAVED}
+        return super().run_state() | own | parts
+
+    @property
+    def _division(self) -> str:
+        """The batches of a step; in each, the objective "bounded" counts a forget record once."""
+        args = self.args
+        batches = f"per_device_train_batch_size {args.per_device_train_batch_size}"
+        return f"{batches} and gradient_accumulation_steps {args.gradient_accumulation_steps}"
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`."""
         super().load_run_state(state)
+        if self.args.needs_goal and (was := state["division"]) != (now := self._division):
+            kept = "by goal, or with the objective bounded, a run keeps its batches"
+            raise HamuError(f"{kept}: it had {was}, and would have {now}; leave both as they were")
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
         for name in _SAVED:
