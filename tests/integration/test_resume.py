@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hamu import HamuError
 from hamu.cli import main
 from hamu.models import load_classifier
 from hamu.unlearning.trainer.logs import ProgressBar
+from hamu.unlearning.trainer.resumable import ResumableTrainer
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DETERMINISTIC = ("--full_determinism",) if torch.cuda.is_available() else ()
@@ -222,7 +224,7 @@ def test_training_of_texts_resumes_with_the_data_that_it_began_with(
 
 
 IMPOSSIBLE = words("--constraint_mode absolute --constraint 1e6 --on_infeasible skip")
-NO_STEP = "hamu unlearn: interrupted before a step was taken\n"
+NO_STEP = "hamu unlearn: interrupted before this process took a step\n"
 AT_ONCE = "interrupted again; what was done since the last checkpoint is lost"
 
 
@@ -245,6 +247,19 @@ def test_a_signal_before_a_step_was_taken_leaves_nothing_and_a_second_one_ends_a
     code, _, err = cli(*unlearn, *more, "--output_dir", "run")
     assert (code, message in err) == (128 + signals[0], True)
     assert more == () or list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_before_the_checkpoint_is_read_leaves_it(
+    tmp_path, whole, broken, resume, monkeypatch
+):
+    broken(2)
+    with monkeypatch.context() as patch:
+        killed = partial(os.kill, os.getpid(), signal.SIGTERM)
+        patch.setattr(ResumableTrainer, "_load_from_checkpoint", lambda *given, **how: killed())
+        code, _, err = resume()
+    assert (code, err) == (143, NO_STEP)
+    assert resume()[0] == 0
+    assert outcome(tmp_path / "run") == whole()
 
 
 def test_a_run_that_lost_its_best_or_only_checkpoint_goes_on(tmp_path, whole, broken, resume):

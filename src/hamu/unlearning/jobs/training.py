@@ -38,7 +38,7 @@ from hamu.unlearning.trainer.resumable import ResumableTrainer, check_finite
 from hamu.unlearning.trainer.sides import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
-_NO_STEP = "interrupted before a step was taken"
+_NO_STEP = "interrupted before this process took a step"
 _HARDLY = 0.05  # a probability that is 5% lower or higher
 
 
