@@ -317,15 +317,8 @@ class Task(ABC):
         return model, found
 
     def limit(self, name: str) -> int | None:
-        """The most records of a set that evaluations look at; None for all.
-
-        Those are all of a forget set whose records each have a loss to reach.
-        """
-        args = self.args
-        if not isinstance(args, UnlearnConfig):
-            return None
-        is_whole = name == "forget" and args.forget_objective == "bounded"
-        return None if is_whole else args.max_eval_samples
+        """The most records of a set that evaluations look at; None for all."""
+        return self.args.most_evaluated(name) if isinstance(self.args, UnlearnConfig) else None
 
     def evaluates_in_half(self) -> bool:
         """True if evaluations run under autocast, as training does."""

@@ -455,6 +455,11 @@ class UnlearnConfig(TrainConfig):
         """True if records are raised to what the goal asks of them."""
         return self.auto or self.forget_objective == "bounded"
 
+    def most_evaluated(self, name: str) -> int | None:
+        """Most records of a set that evaluations look at; None for all, as where each must rise."""
+        is_whole = name == "forget" and self.forget_objective == "bounded"
+        return None if is_whole else self.max_eval_samples
+
     @property
     def needs_alternatives(self) -> bool:
         """True if the forget objective needs another answer to each forget record."""

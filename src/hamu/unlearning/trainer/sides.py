@@ -196,11 +196,9 @@ class Evaluations:
         **data: Dataset[Any] | None,
     ) -> None:
         self._model, self._args, self.collate = model, args, collate
-        most: dict[str, int | None] = dict.fromkeys(data, args.max_eval_samples)
-        if args.forget_objective == "bounded":  # every record counts
-            most["forget"] = None
         self.whole = {name: one for name, one in data.items() if one is not None}
-        self.sets = {n: subset(one, most[n], args.seed) for n, one in self.whole.items()}
+        most = args.most_evaluated
+        self.sets = {n: subset(one, most(n), args.seed) for n, one in self.whole.items()}
         if args.metric_for_best_model is not None:
             gains = ("forget_gain", "retain_gain", "joint_gain")
             of_sets = [f"{name}_{figure}" for name in self.sets for figure in ("loss", "accuracy")]
