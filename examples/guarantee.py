@@ -33,11 +33,19 @@ from hamu.cli.demo import TRAIN, Scenario
 from hamu.core.forward import predict_logits
 from hamu.core.gram_meter import GramMeter
 from hamu.core.objectives import CrossEntropy, Scored
-from hamu.data import TextCollator, UnlearningData, encode, forget_data, read_text
+from hamu.data import (
+    PairCollator,
+    PairedDataset,
+    TextCollator,
+    UnlearningData,
+    encode,
+    forget_data,
+    read_text,
+)
 from hamu.data.images import collate
 from hamu.evaluation import predict, predict_tokens
 from hamu.models.language import load_language_model, load_tokenizer
-from hamu.unlearning.trainer import PairCollator, PairedDataset, TrainConfig, train_original
+from hamu.unlearning.trainer import TrainConfig, train_original
 
 Make = Callable[[list[Tensor], float], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {

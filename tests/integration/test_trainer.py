@@ -16,7 +16,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.core.population import FEWEST
-from hamu.unlearning.trainer import PairedDataset, sides
+from hamu.data import PairedDataset
+from hamu.unlearning.trainer import sides
 from hamu.unlearning.trainer import trainer as trainer_module
 
 EVERY_SECOND = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}
