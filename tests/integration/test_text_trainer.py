@@ -44,7 +44,7 @@ def trainer_of(start, tmp_path):
         defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}
         defaults |= {"constraint_mode": "relative", "stopping": "off"}
         args = UnlearnConfig(output_dir=str(tmp_path / "run"), **defaults | settings)
-        given = {"data_collator": TextCollator(tokenizer.pad_token_id)} if pads else {}
+        given = {"data_collator": TextCollator(tokenizer.pad_token_id) if pads else None}
         given |= {"retain_dataset": retain or sides[0], "forget_dataset": forget or sides[1]}
         given["retain_predictions"] = retain_predictions
         trainer = UnlearnTrainer(model or copy.deepcopy(base), args, **given)

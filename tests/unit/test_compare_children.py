@@ -157,10 +157,11 @@ def test_a_file_of_the_current_folder_is_not_taken_for_a_library(tmp_path, monke
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
+        "import os\n"
         "from hamu.unlearning.compare.children import Call, Children\n"
         "from hamu.unlearning.jobs.comparison import run_job\n"
         "calls = [Call('run', 'verify', {'run': 'nowhere'})]\n"
-        "print([ended.reason for ended in Children(1, {}, run_job).make(calls)])\n"
+        "print([ended.reason for ended in Children(1, os.environ, run_job).make(calls)])\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.startswith("['nowhere has no record.json"), done

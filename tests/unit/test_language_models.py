@@ -319,7 +319,7 @@ def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly_and_silently(kind, tmp
 
 
 def test_what_would_not_load_again_is_not_merged():
-    model = lora()(llama())
+    model = lora(llama())
     model.get_base_model().model.norm.weight = torch.nn.Parameter(torch.ones(17))
     with pytest.raises(
         HamuError, match=r"merged into .*model\.norm\.weight \(1[67],\) does not fit"

@@ -86,7 +86,7 @@ def test_the_page_of_the_trainer_has_every_setting(hooks):
     "name",
     [
         "hamu", "hamu.assess", "hamu.core.methods", "hamu.data", "hamu.evaluation", "hamu.models",
-        "hamu.unlearning", "hamu.unlearning.trainer",
+        "hamu.unlearning.trainer",
     ],
 )  # fmt: skip
 def test_the_api_pages_have_every_public_name(name):

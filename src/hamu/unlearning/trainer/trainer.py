@@ -82,7 +82,8 @@ class UnlearnTrainer(ResumableTrainer):
         retain_dataset, forget_dataset: training records that stay and that must go; an item is a
             mapping with pixel_values and labels (images) or input_ids and labels (texts).
         test_dataset: records that were never trained on, evaluated where given.
-        data_collator: makes a batch from a list of items of either data set.
+        data_collator: makes a batch from a list of items of either data set; by default
+            `hamu.data.text.collate`, which pads.
         retain_predictions: of a retain model for the forget records, for the goal "retrained".
         kwargs: passed to `transformers.Trainer`.
 
@@ -113,7 +114,7 @@ class UnlearnTrainer(ResumableTrainer):
         retain_dataset: Dataset[Any],
         forget_dataset: Dataset[Any],
         test_dataset: Dataset[Any] | None = None,
-        data_collator: Callable[[list[Any]], Mapping[str, Tensor]] = collate,
+        data_collator: Callable[[list[Any]], Mapping[str, Tensor]] | None = None,
         retain_predictions: AnyPredictions | None = None,
         **kwargs: Any,
     ) -> None:
@@ -125,6 +126,7 @@ class UnlearnTrainer(ResumableTrainer):
         # with split pairing a process has but one side; else all that the method needs
         self._own_sides = [side_of_process(rank(), world_size())] if self._is_split else self.sides
         data = {"retain": retain_dataset, "forget": forget_dataset, "test": test_dataset}
+        data_collator = data_collator or collate
         check_items(model, data_collator, **data)
         has_others = args.needs_alternatives and "forget" in self._own_sides
         pairs = PairedDataset(
