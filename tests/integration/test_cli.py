@@ -134,7 +134,7 @@ def test_a_run_that_moves_too_little_or_too_far_warns(done, unlearn, method, war
     assert ("the model has hardly moved: the forget loss was" in out) == ("hamu-q" in method)
     assert ("of guessing" in out) == ("ga" in method)
     is_worse = "no evaluated state was better by joint_gain than the model before the run" in out
-    assert is_worse == ("ga" in method)
+    assert is_worse or "ga" not in method
 
 
 def test_a_file_takes_back_what_the_recipe_sets_and_its_mappings_keep_their_kinds(tmp_path):
