@@ -369,6 +369,10 @@ class Runs:
         start = start_figures(seeds.values())
         return Comparison(tuple(self.rows), start, self._level, self.best)
 
+    def summary(self) -> dict[str, Any]:
+        """Content of comparison.json but for times."""
+        return self.comparison().summary()
+
     def run(self, children: Children) -> Iterator[Row]:
         """Run what is not finished; yields the row of each run that has ended.
 
@@ -419,6 +423,4 @@ class Runs:
 
     def save(self) -> None:
         """Write comparison.json."""
-        self._folder.write_json(
-            COMPARISON, self.comparison().summary() | {"seconds": self._seconds}
-        )
+        self._folder.write_json(COMPARISON, self.summary() | {"seconds": self._seconds})
