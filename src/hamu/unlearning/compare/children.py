@@ -72,8 +72,8 @@ class Children:
         try:
             while running or (waiting and not self._asked):
                 while waiting and len(running) < self._jobs and not self._asked:
-                    job = self._command, waiting.popleft(), self._environment, self._threads
-                    running.append(_Child(*job))
+                    how = self._command, self._environment, self._threads
+                    running.append(_Child(waiting.popleft(), *how))
                 if self._asked > obeyed:
                     obeyed = self._asked
                     for child in running:
@@ -92,7 +92,7 @@ class _Child:
     """A call under way."""
 
     def __init__(
-        self, command: Command, call: Call, environment: Mapping[str, str], threads: int
+        self, call: Call, command: Command, environment: Mapping[str, str], threads: int
     ) -> None:
         self._name, self._begin = call.name, time.monotonic()
         self._said, says = _CONTEXT.Pipe(duplex=False)
