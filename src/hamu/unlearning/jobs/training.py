@@ -302,9 +302,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
         f"step {trainer.state.global_step} because {trainer.stop.text}"
     )
-    side = max(SIDES, key=lambda side: start[f"{side}_loss"])
-    if start[f"{side}_loss"] > guess:
-        was = f"the {side} loss was {start[f'{side}_loss']:.4f} at the start"
+    if start["retain_loss"] > guess:
+        was = f"the retain loss was {start['retain_loss']:.4f} at the start"
         fits = "tokenizer, template or labels do not seem to fit the model"
         yield f"{was}, above the {guess:.2f} of guessing: {fits}"
     if start["retain_loss"] <= guess < end["retain_loss"]:
