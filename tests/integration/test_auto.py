@@ -109,7 +109,11 @@ def test_each_record_reaches_the_goal_and_none_pays_for_another(
     again = trainer_of(model, **sets_of(rows), **SMALL | asked, retain_predictions=retrained)
     again = again.goal_run
     again.load_state_dict(state)
-    assert again.goal.reference == trainer.goal_run.goal.reference
+    first = trainer.goal_run.goal.reference
+    assert again.goal.reference == first
+    trainer.train()
+    is_new = trainer.goal_run.goal.reference is not first
+    assert is_new == (kind == "unseen"), "a second run compares with its own start"
 
 
 def test_without_a_start_nothing_is_said_of_it(model, trainer_of, rows):

@@ -165,6 +165,12 @@ class GoalRun:
             epoch, within = divmod(first, max(1, math.ceil(records / batch)))
             self._pairs.focus_on(open_, epoch * records + within * batch)
 
+    def begin(self, *, anew: bool) -> None:
+        """Begin a run; one begun anew compares with its own start."""
+        self.limits = None
+        if anew and self.goal is not None and self.goal.kind == "unseen":
+            self.goal = replace(self.goal, reference=None)
+
     def limits_of(self, positions: Tensor) -> Tensor:
         """The limits of some forget records, [B, 2]."""
         assert self.limits is not None

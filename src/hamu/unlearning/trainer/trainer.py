@@ -190,7 +190,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.pair.use(self.pair.layout)
         self.watch.begin()
         self._early_ends.discard()
-        self.goal_run.limits = None
+        self.goal_run.begin(anew=bool(self.state.global_step))
         if self.lookahead is not None:
             self.lookahead.restart()
 
@@ -273,7 +273,9 @@ class UnlearnTrainer(ResumableTrainer):
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`."""
         super().load_run_state(state)
-        if self.args.needs_goal and (was := state["division"]) != (now := self._division):
+        now = self._division
+        was = state.get("division", now)  # older checkpoints lack it
+        if self.args.needs_goal and was != now:
             kept = "by goal, or with the objective bounded, a run keeps its batches"
             raise HamuError(f"{kept}: it had {was}, and would have {now}; leave both as they were")
         for name in _PARTS:
