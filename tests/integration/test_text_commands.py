@@ -227,7 +227,7 @@ def test_a_tokenizer_of_another_model_is_suspected(capsys):
     new_tokenizer(["Who wrote it? Nobody did."], 300).save_pretrained("other")
     job = f"unlearn {FORGET} --model {TRAINED} {FEW} {EASY}"
     assert run(f"{job} --tokenizer other --output_dir of-other") == 0
-    fits = "of guessing: tokenizer, template or labels do not seem to fit the model"
+    fits = "of guessing: the model is of no use, or tokenizer, template or labels do not fit it"
     assert fits in capsys.readouterr().out.replace("\n", " ")
     assert run(f"{job} --overwrite --output_dir of-other") == 0
     assert fits not in capsys.readouterr().out.replace("\n", " ")

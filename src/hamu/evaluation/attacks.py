@@ -239,7 +239,8 @@ def sentence(result: AttackResult) -> str:
     by_model, back, theirs = result.outcomes[RELEARN_RETAIN], given_back(UNLEARNED), ""
     if RETRAINED in by_model:
         theirs = f" (a model retrained without them: {given_back(RETRAINED)})"
-    what = f"give back {back} of what the loss on the forgotten records had risen"
+    risen = "of what the loss on the forgotten records had risen"
+    what = f"give back {back} {risen}, beyond what they give the original"
     if result.kind == "image":
         start = by_model[UNLEARNED].mean("recognised", 0)
         what = f"bring the share of forgotten records that it recognises from {start:.0%} to {back}"

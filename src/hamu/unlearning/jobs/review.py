@@ -110,7 +110,7 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
 
 
 def _observed(sources: NamedSources, most: int, answers: int, console: Console) -> Any:
-    """What both models say about the data, one after the other."""
+    """Measure both models on the data, one after the other."""
     sources.check_unchanged()
     if isinstance(sources.task, TextTask):
         return _texts(sources, most, answers, console)

@@ -304,7 +304,7 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
     )
     if start["retain_loss"] > guess:
         was = f"the retain loss was {start['retain_loss']:.4f} at the start"
-        fits = "tokenizer, template or labels do not seem to fit the model"
+        fits = "the model is of no use, or tokenizer, template or labels do not fit it"
         yield f"{was}, above the {guess:.2f} of guessing: {fits}"
     if start["retain_loss"] <= guess < end["retain_loss"]:
         went = f"its retain loss went from {start['retain_loss']:.4f} to {end['retain_loss']:.4g}"
