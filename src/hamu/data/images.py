@@ -301,7 +301,7 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _is_hidden(path: Path) -> bool:
-    return any(part.startswith((".", "__MACOSX")) for part in path.parts)
+    return any(part.startswith((".", "__MACOSX", "lost+found")) for part in path.parts)
 
 
 def _decoded(

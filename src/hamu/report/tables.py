@@ -315,8 +315,9 @@ def comparison_table(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -
         written.append({**row, "pareto": "*" if row.get("pareto") else ""})
         if row.get("forgotten") is not None:
             form, of, high = Column("", "", "g"), row["forget_records"], row.get("too_high") or 0
-            most = high["mean"] if isinstance(high, Mapping) else high
-            stand_out = f", {form.text(high)} too high" if most > LEVEL * of else ""
+            least = high["mean"] if isinstance(high, Mapping) else high
+            is_high = isinstance(of, int) and least > LEVEL * of
+            stand_out = f", {form.text(high)} too high" if is_high else ""
             written[-1]["forgotten"] = f"{form.text(row['forgotten'])} of {of}{stand_out}"
     return Table(columns, written)
 

@@ -136,8 +136,10 @@ class Controller(TrainerCallback):
         looks, found = self._work.trainer.evaluations, []
         for side in SIDES:
             data, losses = looks.sets[side], record_losses(looks.predict(looks.sets[side]))
-            rows = getattr(getattr(data, "texts", data), "rows", range(len(losses)))
-            broken = (~losses.isfinite()).nonzero().flatten().tolist()
+            places = getattr(data, "indices", range(len(losses)))  # of a sample of a user's list
+            rows = getattr(getattr(data, "texts", data), "rows", places)
+            is_broken = losses.isnan() if side == "forget" else ~losses.isfinite()
+            broken = is_broken.nonzero().flatten().tolist()
             found += [f"{side} row {int(rows[i])}" for i in broken]
         return ", ".join(found[:3])
 
