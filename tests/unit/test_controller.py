@@ -250,7 +250,7 @@ def test_it_gives_up_and_blames_the_gradients_only_where_no_demand_was_free(free
     assert steps == 31, "the first is better than the start, then 30 are not"
     [end] = work.ends
     assert (end.kind, work.weights) == (kind, 1)
-    assert ("every further step must hurt" in end.text) is (kind == "criterion")
+    assert ("any demand has a price" in end.text) is (kind == "criterion")
     assert end.text.endswith("; --max_retain_increase allows more") is (kind == "budget")
     assert "30 measurements in a row brought nothing better; the goal is not reached" in end.text
 

@@ -15,7 +15,7 @@ from hamu.unlearning.goals import (
     Standing,
     Targets,
     choose_goal,
-    few_unseen,
+    doubts,
     forgotten_words,
     goal_lines,
     goal_report,
@@ -226,7 +226,7 @@ def test_a_goal_that_compares_with_few_unseen_records_says_so():
     def said(forget, *unseen):
         test = Predictions(torch.zeros(len(unseen), 3), torch.tensor(unseen))
         goal = Goal("unseen").against({"test": test}, None)
-        return few_unseen(goal, Predictions(torch.zeros(len(forget), 3), torch.tensor(forget)))
+        return doubts(goal, Predictions(torch.zeros(len(forget), 3), torch.tensor(forget)))
 
     (line,) = said([0] * 9, *[0] * 19)
     few = "the goal unseen compares with 19 unseen records of a class, which can hardly tell"
@@ -234,12 +234,12 @@ def test_a_goal_that_compares_with_few_unseen_records_says_so():
     assert said([0] * 9, *[0] * 20) == []
     assert "with 3 unseen records of a class" in said([0, 1, 1], *[0] * 40, *[1] * 3)[0]
     assert said([0, 2], *[0] * 40) == [], "a class without unseen ones has all of them"
-    assert few_unseen(Goal("erased"), Predictions(torch.zeros(1, 3), torch.tensor([0]))) == []
+    assert doubts(Goal("erased"), Predictions(torch.zeros(1, 3), torch.tensor([0]))) == []
 
 
 def test_losses_of_other_tokens_do_not_compare_and_the_remedy_is_named():
     def said(kind, tokens):
-        return few_unseen(Goal(kind, reference=texts([2.0] * 30, tokens)), texts([1.0] * 30, 3))
+        return doubts(Goal(kind, reference=texts([2.0] * 30, tokens)), texts([1.0] * 30, 3))
 
     (line,) = said("retrained", 4)
     assert line.endswith("do not compare; train it with this model as its --tokenizer")

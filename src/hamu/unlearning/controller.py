@@ -338,7 +338,7 @@ class Controller(TrainerCallback):
         what = f"{many} brought nothing {better}; {self.goal_sentence}"
         if self._free and not any(self._free):
             never = f"in the last {len(self._free)} measurements no demand was free, however small"
-            self._finish("criterion", f"every further step must hurt: {never}; {what}")
+            self._finish("criterion", f"any demand has a price: {never}; {what}")
         else:
             found = "no state that lasts" if lasts else "no better state"
             budget = f"{found} was found within the budget (retain loss {self.budget:+g})"

@@ -346,8 +346,8 @@ def whole_classes(retain: Any, forget: Any) -> bool:
     return not bool(torch.isin(gone, kept).any())
 
 
-def few_unseen(goal: Goal, forget: AnyPredictions) -> list[str]:
-    """A sentence if the goal compares with too few unseen records to tell, or with other tokens."""
+def doubts(goal: Goal, forget: AnyPredictions) -> list[str]:
+    """Sentences on a goal that can hardly tell: by few unseen records, or by other tokens."""
     test = goal.reference
     tokens = [one.lengths for one in (forget, test) if isinstance(one, TokenPredictions)]
     if goal.kind == "retrained" and len(tokens) == 2 and not torch.equal(*tokens):

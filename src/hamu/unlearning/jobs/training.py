@@ -22,7 +22,7 @@ from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MERGED, MODEL, RECORD, file_digest, read_json
 from hamu.models import first_not_finite, storage
-from hamu.unlearning.goals import few_unseen, forgotten_words
+from hamu.unlearning.goals import doubts, forgotten_words
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
@@ -330,7 +330,7 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         before = f"before the run {goal['before']['forgotten']:,} were"
         yield f"{forgotten_words(goal)}; {before}; whether that lasts: hamu attack"
         assert trainer.goal_run.goal is not None
-        yield from few_unseen(trainer.goal_run.goal, trainer.predictions["forget"])
+        yield from doubts(trainer.goal_run.goal, trainer.predictions["forget"])
     if cut := cut_records(problem.forget):
         yield f"{cut_words(cut, len(problem.forget))}; --max_length sets what it reads"
     if trainer.promise is not None and trainer.pair.method.constrained is not None:
