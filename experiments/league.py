@@ -69,7 +69,12 @@ RAISING = ("hamu-q", "gdiff", "pcgrad")
 
 
 def measured(
-    problem: Problem, work: Path, methods: list[str], objective: str | None, effort: Effort
+    problem: Problem,
+    work: Path,
+    methods: list[str],
+    objective: str | None,
+    effort: Effort,
+    jobs: int,
 ) -> dict[str, Any]:
     """Methods with their own forget objectives, or with one for all, on a problem."""
     model, retain_model = original(problem, work), retrained(problem, work)
@@ -85,7 +90,7 @@ def measured(
     folder = work / f"{slug(problem.name)}-league-{objective or 'own'}"
     raised = () if objective is None else ("--forget_objective", objective)
     run("compare", *what, *problem.extra, "--model", model, "--methods", *methods, *raised, *effort.words(),
-        "--at", f"forget={level:.4g}", *ATTACK, "--output_dir", str(folder))  # fmt: skip
+        "--at", f"forget={level:.4g}", *ATTACK, "--jobs", str(jobs), "--output_dir", str(folder))  # fmt: skip
     found = json.loads((folder / "comparison.json").read_text())
     own = json.loads((attacked / "attack.json").read_text())["outcomes"]["relearn-retain"]
     rows, levels = {name: _row(found, name) for name in methods}, by_level(folder, found, methods)
@@ -294,6 +299,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--trials", type=int, help="runs that tune each method; by default 8")
     parser.add_argument("--seeds", nargs="+", type=int, help="by default 42 43 44")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--cifar_dir")
     parser.add_argument("--tofu_dir")
     parser.add_argument("--work_dir", default="runs/experiments")
@@ -318,6 +324,6 @@ def main(argv: list[str]) -> None:
                 asked_for = {"trials": options.trials, "seeds": options.seeds}
                 given = {name: value for name, value in asked_for.items() if value is not None}
                 effort = replace(effort, **given)
-                parts[name] = measured(problem, work, asked, objective, effort)
+                parts[name] = measured(problem, work, asked, objective, effort, options.jobs)
                 path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
     print(table(parts))
