@@ -66,24 +66,36 @@ def test_checks_come_at_their_interval_or_when_a_step_is_logged(model, trained, 
 
 
 @pytest.mark.parametrize(
-    ("took", "checked"), [(0.21, [1, 8, 12, 16, 20]), (0.9, [1, 35]), (0.0, [*range(1, 41)])]
+    ("took", "logging", "checked"),
+    [
+        (0.21, 0.0, [1, 8, 12, 16, 20]),
+        (0.21, 0.03, [1, 20]),
+        (0.9, 0.0, [1, 35]),
+        (0.0, 0.0, [*range(1, 41)]),
+        (0.2, 1.0, [1, 20]),  # the log alone takes more: checks 1% all the same
+    ],
 )
-def test_by_default_checks_take_a_twentieth_of_the_time(monkeypatch, took, checked):
-    """Steps of one second each, and checks of `took` more."""
+def test_by_default_checks_and_log_take_a_twentieth_of_the_time(
+    monkeypatch, took, logging, checked
+):
+    """Steps of one second each, checks of `took` and entries of the log of `logging` more."""
     clock = [100.0]
     monkeypatch.setattr(promise.time, "perf_counter", lambda: clock[0])
     schedule, found = promise.CheckSchedule(None, torch.device("cpu")), []
     for step in range(1, 41):
         is_checked = schedule.is_due(step, 1)
         clock[0] += 1.0
+        with schedule.logged():
+            clock[0] += logging
         if is_checked:
             found.append(step)
             with schedule.timed():
                 clock[0] += took
             schedule.checked()
     assert found[: len(checked)] == checked
-    if took < 0.9:
-        assert took * len(found) <= 0.05 * (40 + took * len(found))
+    if took < 0.9 and logging < 0.05:
+        extra = took * len(found) + logging * 40
+        assert extra <= 0.05 * (40 + extra)
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "sgd"])

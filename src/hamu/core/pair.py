@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -62,6 +63,7 @@ class PairStep:
         cause: the reason as a keyword.
         population: latest standing of the constraint for the expected gradients, by which the
             stopping criterion judges; None without `half_life`, and in the first steps.
+        losses: [2], those given to `combine`; None without.
     """
 
     gram: PairGram
@@ -74,11 +76,12 @@ class PairStep:
     finite: bool = True
     cause: Cause = ""
     population: PopulationStatus | None = None
+    losses: Tensor | None = None
 
     def __repr__(self) -> str:
         """Decision, gradients with weights, predicted changes, in three lines; nothing clipped."""
         a, b = self.weights.retain, self.weights.forget
-        changes = (one / clip for one, clip in zip(self.gram.changes(a, b), self.clip, strict=True))
+        changes = (one / clip for one, clip in zip(self._changes, self.clip, strict=True))
         figures = (*self.gradient_norms, self.cos, a.min(), a.max(), b.min(), b.max(), *changes)
         retain, forget, cos, a0, a1, b0, b1, of_retain, of_forget = torch.stack(figures).tolist()
         return (
@@ -95,20 +98,28 @@ class PairStep:
         """True if the run should end before this step."""
         return self.decision == "stop"
 
+    @cached_property
+    def _whole(self) -> PairGram:
+        return self.gram.total()
+
+    @cached_property
+    def _changes(self) -> tuple[Tensor, Tensor]:
+        return self.gram.changes(self.weights.retain, self.weights.forget)
+
     @property
     def kappa(self) -> Tensor:
         """κ = g_r·g_f over the whole model, 0-dim (Theorem 4.1)."""
-        return self.gram.dot.sum()
+        return self._whole.dot[0]
 
     @property
     def cos(self) -> Tensor:
         """cosθ between the whole model's gradients, 0-dim."""
-        return self.gram.total().cos[0]
+        return self._whole.cos[0]
 
     @property
     def gradient_norms(self) -> tuple[Tensor, Tensor]:
         """‖g_r‖ and ‖g_f‖ of the whole model before clipping, 0-dim."""
-        whole = self.gram.total()
+        whole = self._whole
         return whole.retain_norm[0] / self.clip[0], whole.forget_norm[0] / self.clip[1]
 
     @property
@@ -120,12 +131,12 @@ class PairStep:
     @property
     def promised_retain_change(self) -> Tensor:
         """First-order change of the clipped retain objective, g_r·Δw/η = F_r*/η, 0-dim."""
-        return self.gram.changes(self.weights.retain, self.weights.forget)[0]
+        return self._changes[0]
 
     @property
     def promised_forget_change(self) -> Tensor:
         """First-order change of the clipped forget objective, g_f·Δw/η, 0-dim."""
-        return self.gram.changes(self.weights.retain, self.weights.forget)[1]
+        return self._changes[1]
 
     @property
     def direct_share(self) -> Tensor | None:
@@ -380,7 +391,7 @@ class PairedGradients:
         kept = kept if decision == "step" else {}
         told = (decision, reason, kept, read["unscale"], bool(read["finite"]), cause)
         population = None if self._population is None else self._population.status
-        return PairStep(gram, weights, clip, *told, population)
+        return PairStep(gram, weights, clip, *told, population, read["sums"].get("losses"))
 
     def state_dict(self) -> dict[str, Any]:
         """Memory of the stopping rule and of the method, and the settings they belong to.

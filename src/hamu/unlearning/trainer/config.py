@@ -252,8 +252,8 @@ class UnlearnConfig(TrainConfig):
     trust_region_growth: float = _option(8.0, "Most by which --trust_region raises the rate.")
     check_steps: int | None = _option(
         None,
-        "Steps between checks of promises, 0: none; by default logged ones in 5% of the time, "
-        "by goal 0.",
+        "Steps between checks of promises, 0: none; by default logged ones, in 5% of the time "
+        "with the log; by goal 0.",
     )
     blocks: str = _option("tensor", "What one constraint is for: tensor, module or model.")
     shuffle: str = _option("epoch", "Order of the data: epoch (each its own) or once (the paper).")

@@ -29,7 +29,8 @@ _SHRINK_BELOW, _GROW_ABOVE, _LEAP_ABOVE = 0.25, 0.75, 0.95  # realised over prom
 LEAST_SCALE = 2.0**-20  # where a run cannot go on
 _GOOD = {"forget": 1.0, "retain": -1.0}  # sign of a change of loss that is wanted
 _FLOAT32 = torch.finfo(torch.float32).eps
-_SHARE = 0.05  # of a run's time that its checks take, unless it names their number
+_SHARE = 0.05  # of a run's time that checks and log take, unless it names their number
+_LEAST = 0.01  # of it for the checks, however long the log takes
 _LOOKED_AT = 256  # predictions of a batch, for the spread of its logits
 _ROUGH = 3.0  # in units of which examples/rounding.py finds 0.3 to 3 as the deviation, mostly 0.7
 _OF_A_CONSTRAINT = (
@@ -242,16 +243,16 @@ class RepeatedPasses:
 
 
 class CheckSchedule:
-    """Steps to check: every n-th, or of the logged ones as many as take 5 % of a run's time.
+    """Steps to check: every n-th, or of the logged ones in 5 % of a run's time with the log.
 
     Of these the first is checked, and the next one once 5 % of the time that has passed is more
-    than the checks so far have taken and one more will; judged at each check, by all processes.
+    than log and checks so far have taken and one more will; judged at each check, by all processes.
     """
 
     def __init__(self, every: int | None, device: torch.device) -> None:
         self._every, self._device = every, device
         self._step = self._next = self._start = 0  # at hand, of the next check, before the first
-        self._since = self._took = self._took_before = 0.0  # seconds
+        self._since = self._took = self._took_before = self._logged = 0.0  # seconds
 
     def is_due(self, step: int, logged_every: float) -> bool:
         """True if this step (the run's first is 1) is checked."""
@@ -271,16 +272,25 @@ class CheckSchedule:
         self._synchronize()
         self._took += time.perf_counter() - begin
 
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Add the time of an entry of the log."""
+        begin = time.perf_counter()
+        yield
+        self._logged += time.perf_counter() - begin
+
     def checked(self) -> None:
         """Set when the next check is due, after that of the step at hand."""
         if self._every is None:
             passed = time.perf_counter() - self._since - self._took
             expected = 2 * self._took - self._took_before  # if one more takes as long as the last
             device = self._device if world_size() > 1 else "cpu"
-            both = all_reduced(torch.tensor([expected, passed], device=device))
-            expected, passed = both.tolist()
-            of_a_step = max(passed, 1e-9) / (self._step - self._start)
-            steps = math.ceil(expected * (1 / _SHARE - 1) / of_a_step)
+            times = all_reduced(torch.tensor([expected, passed, self._logged], device=device))
+            expected, passed, logged = times.tolist()
+            passed = max(passed, 1e-9)
+            share = max(_LEAST, _SHARE - logged / passed)
+            of_a_step = passed / (self._step - self._start)
+            steps = math.ceil(expected * (1 / share - 1) / of_a_step)
             self._next = max(self._step + 1, self._start + steps)
             self._took_before = self._took
 
@@ -471,7 +481,12 @@ class StepWatch(TrainerCallback):
 
     def step_figures(self) -> dict[str, float]:
         """Figures of the step, in one transfer, and of its check; losses alone if the run ended."""
-        losses, step, sides = self._summed(self._losses), self.step, self._sides
+        step, sides = self.step, self._sides
+        given = None if step is None else step.losses
+        if given is None:
+            losses: Mapping[str, Tensor] = self._summed(self._losses)
+        else:  # read with the step's decision
+            losses = dict(zip(SIDES, given, strict=True))
         tensors = {f"{side}_loss": losses[side] for side in sides}
         if step is not None:
             norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
@@ -522,12 +537,11 @@ def is_plain_descent(optimizer: torch.optim.Optimizer, parameters: Sequence[Tens
 
 
 def read_at_once(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Read tensors of one shape as numbers; those on the device come in one transfer."""
-    found: dict[str, Any] = {}
-    for on_host in (True, False):
-        there = {k: v for k, v in tensors.items() if (v.device.type == "cpu") is on_host}
-        if there:
-            device = next(iter(there.values())).device
-            values = torch.stack([v.detach().to(device, torch.float64) for v in there.values()])
-            found |= dict(zip(there, values.tolist(), strict=True))
+    """Read tensors as numbers; those on the device, of one shape, come in one transfer."""
+    there = {key: t for key, t in tensors.items() if t.device.type != "cpu"}
+    found = {key: t.double().tolist() for key, t in tensors.items() if key not in there}
+    if there:
+        device = next(iter(there.values())).device
+        values = torch.stack([t.detach().to(device, torch.float64) for t in there.values()])
+        found |= dict(zip(there, values.tolist(), strict=True))
     return {key: found[key] for key in tensors}

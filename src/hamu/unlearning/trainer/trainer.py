@@ -437,6 +437,10 @@ class UnlearnTrainer(ResumableTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Put the step's own figures in place of the summed loss."""
+        with self.watch.schedule.logged():
+            self._log(logs, start_time)
+
+    def _log(self, logs: dict[str, float], start_time: float | None) -> None:
         if "loss" in logs and self._losses:
             del logs["loss"]
             logs.update(self.watch.step_figures() | self._population_figures())
