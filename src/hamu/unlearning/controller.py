@@ -16,11 +16,12 @@ targets, with HAMU-Q on the bounded objective as the engine:
             above a fifth: back to the best state, and φ a tenth (not in a lasting run)
         half of it is left, no progress  ->  φ up by a quarter (a lasting run: also with progress,
             but not once a rehearsal was passed)
-        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
+        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved (at once where
+            retain batches show it; not in a lasting run)
         more and more records too high   ->  η down by a quarter (a lasting run: if the share was
             reached, and is lost again)
-        no progress                      ->  η up by a quarter (not lasting yet: by a half; not once
-            a rehearsal was passed)
+        no progress                      ->  η up by a quarter, by a half where hardly any (not
+            lasting yet: by a half; not once a rehearsal was passed)
 
 Large demands reach an easy goal in few steps. A hard one needs small demands: the cost of large
 ones shows late, because of momentum, and takes long to repair.
@@ -35,6 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +67,10 @@ _RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
 _WARM_UP = 20  # steps
 _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
-_PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
+# Of what was missing may still be missing at the next measurement: progress; hardly any
+_PROGRESS, _HARDLY_ANY = 0.9, 0.97
+_LEFT = 0.05  # of what is missing at the start, at the last step: few steps are to be faster
+_BATCHES = 5  # that say what the retain loss is: of the first steps, with small rates; of the last
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 # Measurements (rehearsals) without a better state or less missing, before a run gives up
 _PATIENCE, _PATIENCE_IF_LASTING = 30, 12
@@ -73,6 +78,7 @@ _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
     *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
+    *("_first_missing", "_first_losses", "_retain_losses"),
 )
 
 
@@ -107,6 +113,9 @@ class Controller(TrainerCallback):
         self._good: list[Tensor] = []
         self._mean: list[Tensor] = []  # of the weights since the last measurement
         self._in_mean = 0  # steps
+        self._first_missing, self._left = math.inf, math.inf  # measurements still to come
+        self._first_losses: list[float] = []  # of retain batches, in the first steps
+        self._retain_losses: list[float] = []  # since the last measurement
         self._constraint: Any = None
         self._optimizer: Any = None
 
@@ -124,6 +133,7 @@ class Controller(TrainerCallback):
             )
         self.start_loss = now.retain_loss
         self._keep(now)
+        self._first_missing = now.missing
         self._note(now, 0)
         self._work.focus(now)
         if self._is_there(now):
@@ -151,8 +161,12 @@ class Controller(TrainerCallback):
             group["lr"] = self.rate_of_step
 
     def note(self, step: PairStep) -> None:
-        """Keep the step's constraint, which is read when the run is measured next."""
+        """Keep the step's constraint, which is read when the run is measured next, and its loss."""
         self._constraint = step.weights.constraint
+        loss = math.nan if step.losses is None else step.losses[0].item()
+        if math.isfinite(loss):
+            first = len(self._first_losses) < _BATCHES
+            (self._first_losses if first else self._retain_losses).append(loss)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where that is due, and set what follows from it."""
@@ -161,8 +175,9 @@ class Controller(TrainerCallback):
         all_done = state.global_step >= state.max_steps
         last = all_done or control.should_training_stop
         is_due = last or state.global_step % self.every == 0 or self._can_rehearse
-        if self.ended or not is_due:
+        if self.ended or not (is_due or self._is_damaged):
             return
+        self._left = (state.max_steps - state.global_step) / self.every
         self._measure(state.global_step)
         if not self.ended and last:
             self._end(all_done)
@@ -174,9 +189,24 @@ class Controller(TrainerCallback):
             if not self.ended:
                 self._end(all_done=False)
 
+    @property
+    def _far(self) -> float:
+        return max(_FAR * self.budget, _FAR_LOSS)
+
+    @property
+    def _is_damaged(self) -> bool:
+        """True if the retain batches since the last measurement say that the run is far beyond."""
+        if self._work.lookahead is not None or len(self._retain_losses) < _BATCHES:
+            return False
+        both = self._first_losses, self._retain_losses[-_BATCHES:]
+        rise = mean(both[1]) - mean(both[0])
+        error = math.sqrt(sum(map(variance, both)) / _BATCHES)
+        return rise - 2 * error > self._far
+
     def _measure(self, step: int) -> None:
         """Measure the mean of the weights, and set what follows from it."""
         self._take_mean()
+        self._retain_losses = []
         now = self._work.stand()
         self._note(now, step)
         if self._adapt(now):
@@ -213,7 +243,7 @@ class Controller(TrainerCallback):
             self._least_missing, self._idle = now.missing, 0
         is_least = self._method.constraint <= LEAST_DEMAND
         no_repair = is_least and cost > max(self.budget, self._last_cost)
-        is_far = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair
+        is_far = not now.is_finite or cost > self._far or no_repair
         was_fast = self._work.lookahead is None and self._method.constraint > 2 * _SLOW_DEMAND
         goes_back = is_far or (was_fast and cost > self.budget)
         if goes_back:
@@ -239,11 +269,17 @@ class Controller(TrainerCallback):
         return self._stalls(now) if self._work.lookahead is None else not self._lasted
 
     def _stalls(self, now: Standing) -> bool:
-        return now.missing > _PROGRESS * self._last_missing
+        """True if more is still missing than in a run that is to reach its goal in time."""
+        pace = _PROGRESS
+        if self._work.lookahead is None and now.missing > 0:
+            wanted = _LEFT * self._first_missing / now.missing
+            pace = min(pace, wanted ** (1 / max(1.0, self._left)))
+        return now.missing > pace * self._last_missing
 
     def _speed_up(self, now: Standing, within: bool, cost: float) -> None:
         if within and self._stalls(now):
-            self._change(rate=1.25)
+            hardly = now.missing > _HARDLY_ANY * self._last_missing
+            self._change(rate=1.5 if hardly and self._work.lookahead is None else 1.25)
         elif self._can_rehearse and cost < 0.5 * self.budget:
             self._change(rate=1.5)
 
