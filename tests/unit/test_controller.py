@@ -164,6 +164,22 @@ def test_it_measures_at_once_where_retain_batches_are_far_beyond_the_budget(batc
     assert work.weights == (0 if len(measured) > 1 else len(batches))
 
 
+def test_an_early_measurement_that_finds_no_damage_changes_nothing_until_the_next():
+    """The next regular one comes a whole interval after the last."""
+    work = Work(*[(2, START)] * 4)
+    work.controller.every = 20
+    work.start()
+    work.step(retain_loss=0.2)
+    before = work.demand, work.controller.rate
+    while work.state.global_step < 54:
+        work.step(retain_loss=0.2 if work.state.global_step < 5 else 0.9)
+    assert [row["step"] for row in work.controller.history] == [0, 10, 30, 35]
+    assert (work.demand, work.controller.rate) == before
+    work.step(retain_loss=0.9)
+    assert work.controller.history[-1]["step"] == 55
+    assert work.controller.rate == 1.5 * before[1]
+
+
 def test_over_the_budget_it_goes_back_and_slows_down_then_repairs():
     """The cost of large demands shows late, and takes long to repair."""
     work = Work((2, START + 0.06), (5, START + 0.15), (4, START + 0.2), (4, START + 0.19)).start()

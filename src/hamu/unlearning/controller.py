@@ -78,7 +78,7 @@ _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
     *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
-    *("_first_missing", "_first_losses", "_retain_losses"),
+    *("_first_missing", "_first_losses", "_retain_losses", "_is_armed"),
 )
 
 
@@ -113,6 +113,7 @@ class Controller(TrainerCallback):
         self._good: list[Tensor] = []
         self._mean: list[Tensor] = []  # of the weights since the last measurement
         self._in_mean = 0  # steps
+        self._is_armed = True  # unless the last measurement was early and found no damage
         self._first_missing, self._left = math.inf, math.inf  # measurements still to come
         self._first_losses: list[float] = []  # of retain batches, in the first steps
         self._retain_losses: list[float] = []  # since the last measurement
@@ -170,15 +171,17 @@ class Controller(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where that is due, and set what follows from it."""
+        since = state.global_step % self.every  # steps
         if self._work.lookahead is None and not self.ended:
             self._average()
+            since = self._in_mean % self.every
         all_done = state.global_step >= state.max_steps
         last = all_done or control.should_training_stop
-        is_due = last or state.global_step % self.every == 0 or self._can_rehearse
+        is_due = last or not since or self._can_rehearse
         if self.ended or not (is_due or self._is_damaged):
             return
         self._left = (state.max_steps - state.global_step) / self.every
-        self._measure(state.global_step)
+        self._measure(state.global_step, is_early=not is_due)
         if not self.ended and last:
             self._end(all_done)
 
@@ -189,29 +192,41 @@ class Controller(TrainerCallback):
             if not self.ended:
                 self._end(all_done=False)
 
+    def _cost(self, now: Standing) -> float:
+        return now.retain_loss - self.start_loss + self._beyond
+
     @property
     def _far(self) -> float:
         return max(_FAR * self.budget, _FAR_LOSS)
 
+    def _is_far(self, now: Standing) -> bool:
+        return not now.is_finite or self._cost(now) > self._far
+
     @property
     def _is_damaged(self) -> bool:
         """True if the retain batches since the last measurement say that the run is far beyond."""
-        if self._work.lookahead is not None or len(self._retain_losses) < _BATCHES:
+        is_known = self._is_armed and len(self._retain_losses) >= _BATCHES
+        if self._work.lookahead is not None or not is_known:
             return False
         both = self._first_losses, self._retain_losses[-_BATCHES:]
         rise = mean(both[1]) - mean(both[0])
         error = math.sqrt(sum(map(variance, both)) / _BATCHES)
         return rise - 2 * error > self._far
 
-    def _measure(self, step: int) -> None:
-        """Measure the mean of the weights, and set what follows from it."""
+    def _measure(self, step: int, *, is_early: bool = False) -> None:
+        """Measure the mean of the weights, and set what follows from it.
+
+        Nothing follows from an early measurement that finds no damage, and the next is not early.
+        """
         self._take_mean()
         self._retain_losses = []
         now = self._work.stand()
         self._note(now, step)
-        if self._adapt(now):
+        self._is_armed = not is_early or self._is_far(now)
+        if self._is_armed and self._adapt(now):
             now = self._work.stand()
-        self._last_missing, self._last_too_high = now.missing, int(now.too_high.sum())
+        if self._is_armed:
+            self._last_missing, self._last_too_high = now.missing, int(now.too_high.sum())
         self._work.focus(now)
         if not self.ended and self._idle >= self._patience:
             self._give_up()
@@ -224,7 +239,7 @@ class Controller(TrainerCallback):
 
     def _adapt(self, now: Standing) -> bool:
         """Keep the state, and set demand and rate; return True if the run went back."""
-        cost = now.retain_loss - self.start_loss + self._beyond
+        cost = self._cost(now)
         within = now.is_finite and cost <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
         is_there = within and self._is_there(now)
@@ -243,7 +258,7 @@ class Controller(TrainerCallback):
             self._least_missing, self._idle = now.missing, 0
         is_least = self._method.constraint <= LEAST_DEMAND
         no_repair = is_least and cost > max(self.budget, self._last_cost)
-        is_far = not now.is_finite or cost > self._far or no_repair
+        is_far = self._is_far(now) or no_repair
         was_fast = self._work.lookahead is None and self._method.constraint > 2 * _SLOW_DEMAND
         goes_back = is_far or (was_fast and cost > self.budget)
         if goes_back:
@@ -355,7 +370,7 @@ class Controller(TrainerCallback):
         self._best_count, self._best_missing = now.count, now.missing
         self._records = len(now.losses)
         self.steps_of_best = self._work.trainer.steps_taken
-        self._best_cost = now.retain_loss - self.start_loss + self._beyond
+        self._best_cost = self._cost(now)
 
     @torch.no_grad()
     def _go_back(self) -> None:
@@ -418,7 +433,7 @@ class Controller(TrainerCallback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name in _SAVED:
+        for name in state.keys() & set(_SAVED):
             setattr(self, name, state[name])
         for tensors in (self._good, self._mean):
             tensors[:] = [t.to(p.device) for t, p in zip(tensors, self._parameters, strict=False)]

@@ -274,10 +274,11 @@ class CheckSchedule:
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Add the time of an entry of the log."""
+        """Add the time of an entry of the log, since the first step."""
         begin = time.perf_counter()
         yield
-        self._logged += time.perf_counter() - begin
+        if self._since:
+            self._logged += time.perf_counter() - begin
 
     def checked(self) -> None:
         """Set when the next check is due, after that of the step at hand."""
