@@ -82,6 +82,7 @@ unlern => command 'unlern' is unknown; did you mean unlearn?
 verify elsewhere => elsewhere has no record.json; name the --output_dir of a `hamu unlearn`
 verify run --no_model => unrecognized arguments: --no_model; did you mean --no_models?
 unlearn IMAGE --magic => unrecognized arguments: --magic; hamu unlearn --help lists the options
+attack IMAGE --attacks relearn-few quantize => unrecognized arguments: quantize; join several values of one option by commas
 unlearn IMAGE --methd hamu-q => --methd hamu-q; did you mean --method? hamu unlearn --help lists the
 unlearn IMAGE --method hamuq => method 'hamuq' is unknown; did you mean hamu-q?
 unlearn IMAGE --recipe digit => recipe 'digit' is unknown; did you mean digits?

@@ -51,6 +51,8 @@ class Parser(HfArgumentParser):
             flags = [flag.lstrip("-") for action in self._actions for flag in action.option_strings]
             close = closest(typed[0], flags) if typed else None
             hint = "" if close is None else f"; did you mean --{close}?"
+            if not typed:
+                hint = "; join several values of one option by commas"
             self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
         for name, value in vars(found).items():
             if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
