@@ -144,6 +144,7 @@ unlearn TEXT --lora --lora_rank 0 => lora_rank 0 must be at least 1
 unlearn TEXT --lora --lora_targets nothing => the adapter does not fit the model
 unlearn TEXT --merge => there is no adapter to merge
 unlearn TEXT --tokenizer nowhere => the tokenizer nowhere is no folder; name one, or hub:OWNER/NAME
+unlearn TEXT --method ga --dry_run --model_dtype bfloat16 => would be trained in half precision
 unlearn TEXT --method ga --dry_run --merge => there is no adapter to merge
 unlearn TEXT --dry_run --goal retrained => give --retain_model, or another --goal
 unlearn TEXT --method ga --dry_run --model nowhere => nowhere is not a saved model: it has no config.json

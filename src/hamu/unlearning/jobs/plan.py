@@ -121,6 +121,9 @@ def _of_texts(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], s
             check_is_saved(run.model)
         adapter = task.adapter_of(run.model)
         model = meta_model(run.model, adapter, base_model=run.base_model, **task.trust)
+        if not hasattr(model, "peft_config"):  # an adapter is float32
+            name, _ = next(model.named_parameters())
+            task.check_trained_in(_loaded_in(model, task.dtype()), name)
     length = task.length_for(model)
     tokens = args.per_device_train_batch_size * length
     kept = activations(model, tokens, checkpointing=args.gradient_checkpointing)
@@ -170,8 +173,7 @@ def meta_model(
 
 def frozen_bytes(model: Any, dtype: str) -> float:
     """Count the bytes of what is not trained, loaded as a `dtype` of `load_language_model`."""
-    own = stored_in(dtype)
-    own = (model.config.dtype or torch.float32) if own == "auto" else own
+    own = _loaded_in(model, dtype)
     frozen: float = own.itemsize * sum(p.numel() for p in model.parameters() if not p.requires_grad)
     if dtype != FOUR_BIT:
         return frozen
@@ -180,6 +182,12 @@ def frozen_bytes(model: Any, dtype: str) -> float:
     linear = [m for m in model.modules() if isinstance(m, kinds) and m is not head]
     packed: float = sum(m.weight.numel() for m in linear if not m.weight.requires_grad)
     return frozen - packed * (own.itemsize - 0.5 - 4 / 64)
+
+
+def _loaded_in(model: Any, dtype: str) -> torch.dtype:
+    """Type of the weights that `load_language_model` would load as a `dtype`."""
+    own = stored_in(dtype)
+    return (model.config.dtype or torch.float32) if own == "auto" else own
 
 
 def activations(model: Any, tokens: int, *, checkpointing: bool) -> dict[str, float]:

@@ -486,10 +486,15 @@ class TextTask(Task):
     def start_model(self, source: str) -> Any:
         model = self.load_model(source, adapter=self.adapter_of(source))
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad and parameter.dtype.itemsize < 4:
-                why = f"{name} would be trained in half precision, which loses small steps"
-                raise HamuError(f"{why}; leave --model_dtype out (use --bf16), or give --lora")
+            if parameter.requires_grad:
+                self.check_trained_in(parameter.dtype, name)
         return model
+
+    def check_trained_in(self, dtype: torch.dtype, name: str) -> None:
+        """Check that a parameter of this name and type keeps small steps; a HamuError if not."""
+        if dtype.itemsize < 4:
+            why = f"{name} would be trained in half precision, which loses small steps"
+            raise HamuError(f"{why}; leave --model_dtype out (use --bf16), or give --lora")
 
     def dtype(self) -> str:
         run = self.run
