@@ -4,6 +4,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from hamu.unlearning.jobs.tasks import Task, TextTask
 IMAGES = "--data a.npz --forget_rows 0,4"
 TEXTS = "--data t.jsonl --forget_rows 0,3 --max_length 48"
 KINDS = {"IMAGE": f"{IMAGES} --model image", "TEXT": f"{TEXTS} --model text"}
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 RESUMABLE = {"train": "training set", "unlearn": "forget set"}
 
 
@@ -233,3 +237,17 @@ def test_a_signal_or_ctrl_c_leaves_nothing(refused, monkeypatch):
 
     monkeypatch.setattr(hamu.cli, "_methods", broken_off)
     assert refused("methods", code=130) == "hamu methods: interrupted\n"
+
+
+def test_ctrl_c_while_the_command_line_loads_ends_it_without_a_traceback(tmp_path):
+    """`rich` stands for all that is imported before a command can handle signals."""
+    (tmp_path / "rich.py").write_text("import signal\n\nsignal.raise_signal(signal.SIGINT)\n")
+    entry = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["hamu"]
+    load = f"import sys, importlib.metadata as m; run = m.EntryPoint('hamu', {entry!r}, '').load()"
+    for started in (["-m", "hamu"], ["-c", f"{load}; sys.exit(run())"]):
+        command = [sys.executable, *started, "methods"]
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        done = subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
