@@ -29,7 +29,7 @@ def standing(count, retain_loss=START, low=0.1, high=2.0):
 class Work:
     """A model whose weights are the number of steps, and what measuring it is to find."""
 
-    def __init__(self, *found, rehearsals=None):
+    def __init__(self, *found, rehearsals=None, goal=GOAL):
         torch.manual_seed(0)
         method = HamuQ(0.5, "relative", stopping="off")
         self.pair = PairedGradients(Holder([torch.ones(2, 2), torch.ones(3)]), method)
@@ -43,7 +43,7 @@ class Work:
         self.stop, self.is_called_off = ALL_DONE, False  # by the trainer, by another callback
         self.trainer, self.was_interrupted = self, False
         self.rises = []  # over all retain records, one for each time that it is asked for
-        self.controller = Controller(self, GOAL, BUDGET, every=1)
+        self.goal, self.controller = goal, Controller(self, goal, BUDGET, every=1)
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
         self.state = SimpleNamespace(global_step=0, max_steps=1000)
 
@@ -281,6 +281,28 @@ def test_a_start_must_be_finite_and_names_the_first_rows_that_are_not():
     )
     first = r"first retain row 11, retain row 13, forget row 1$"
     with pytest.raises(HamuError, match=rf"^the model's losses are not finite at the .*, {first}"):
+        work.start()
+
+
+@pytest.mark.parametrize(("broken", "is_refused"), [
+    ([2.0, math.nan], True),
+    ([math.inf, math.inf], True),
+    ([1.0, math.inf], False),  # some unseen records may be ruled out, if no target is among them
+])  # fmt: skip
+def test_unseen_records_whose_losses_are_no_targets_are_named_at_the_start(broken, is_refused):
+    losses = torch.tensor([0.5] * 30 + broken, dtype=torch.float64)
+    unseen, forget = (SimpleNamespace(record_losses=one) for one in (losses, losses[:30]))
+    goal = Goal("unseen", reference=unseen)
+    work = Work(goal=goal)
+    work.found = [goal.standing(forget, START)]
+    sets = {name: range(32) for name in ("retain", "forget", "test")}
+    predicted = lambda data: unseen if data is sets["test"] else forget  # noqa: E731
+    work.evaluations = SimpleNamespace(sets=sets, predict=predicted)
+    if not is_refused:
+        assert work.start().found == []
+        return
+    rows = [f"test row {30 + i}" for i, loss in enumerate(broken) if not math.isfinite(loss)]
+    with pytest.raises(HamuError, match=f"whose loss is not finite, first {', '.join(rows)}$"):
         work.start()
 
 

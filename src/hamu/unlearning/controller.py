@@ -127,7 +127,7 @@ class Controller(TrainerCallback):
         self._start_anew()
         self.rate = self._first_rate = first_rate(self._work.pair.parameters)
         now = self._work.stand()
-        if not now.is_finite:
+        if not (now.is_finite and self._goal_is_finite(now)):
             raise HamuError(
                 f"the model's losses are not finite at the start (retain loss {now.retain_loss}); "
                 f"leave out the records whose loss is not finite, first {self._broken()}"
@@ -142,10 +142,18 @@ class Controller(TrainerCallback):
             words = f"the goal is reached at the start: {self._words()}"
             self._finish("goal", f"{words}; --goal loss --target_forget_loss asks for more")
 
+    def _goal_is_finite(self, now: Standing) -> bool:
+        """True if no unseen loss is NaN, and none that is infinite is a target."""
+        reference = getattr(self._work.goal, "reference", None)
+        if self._goal.kind != "unseen" or reference is None:
+            return True
+        has_nan = record_losses(reference).isnan().any()
+        return bool(now.targets.aim.isfinite().all() & ~has_nan)
+
     def _broken(self) -> str:
         """Name up to three records whose loss is not finite, by side and row."""
         looks, found = self._work.trainer.evaluations, []
-        for side in SIDES:
+        for side in (*SIDES, "test") if self._goal.kind == "unseen" else SIDES:
             data, losses = looks.sets[side], record_losses(looks.predict(looks.sets[side]))
             places = getattr(data, "indices", range(len(losses)))  # of a sample of a user's list
             rows = getattr(getattr(data, "texts", data), "rows", places)
