@@ -132,9 +132,8 @@ def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, 
 
 
 def test_a_run_by_goal_measures_adapts_and_ends_as_in_one_process(alone, two):
-    """Bit by bit only while a batch has no forget record twice: each process leaves its own out."""
-    assert_same_weights(two[BY_GOAL[0]], alone[BY_GOAL[0]][0], BY_GOAL[0])
     for case in BY_GOAL:
+        assert_same_weights(two[case], alone[case][0], case)
         [expected] = alone[case]
         for one in two[case]:
             assert one["ended_kind"] == expected["ended_kind"]

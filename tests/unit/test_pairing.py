@@ -108,3 +108,19 @@ def test_with_positions_a_batch_has_each_forget_record_once_and_names_it():
     collated = PairCollator(lambda items: {"values": items})(batch)
     assert collated["positions"].equal(batch["positions"])
     assert "positions" not in PairedDataset(RETAIN, FORGET).__getitems__([0, 1])
+
+
+@pytest.mark.parametrize("open_", [[], [3, 1], [2]])
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_with_positions_all_processes_together_have_each_forget_record_once(processes, open_):
+    whole = PairedDataset(RETAIN, FORGET, with_positions=True)
+    shares = [PairedDataset(RETAIN, FORGET, with_positions=True, share=r) for r in range(processes)]
+    for pairs in (whole, *shares):
+        pairs.focus_on(open_, 0)
+    for batch in ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9]):
+        found = [one.__getitems__(batch[r::processes]) for r, one in enumerate(shares)]
+        counted = [one for one in found if one.get("weight", {}).get("forget", 1.0)]
+        once = whole.__getitems__(batch)["positions"].tolist()
+        assert sorted(p for one in counted for p in one["positions"].tolist()) == sorted(once)
+        assert all(len(one["forget"]) == len(one["positions"]) > 0 for one in found)
+        assert not any("retain" in one.get("weight", {}) for one in found)

@@ -30,7 +30,7 @@ from hamu.errors import HamuError, reading
 Records = TypeVar("Records", ImageData, TextRecords, TextData)
 _Read = TypeVar("_Read", ImageData, TextRecords)  # before they are tokenized
 Shuffle = Literal["epoch", "once"]
-WEIGHT = "weight"  # of a batch of pairs, 1 if it is not there
+WEIGHT = "weight"  # by side, of a batch of pairs, 1 if it is not there
 ALTERNATIVE = "alternative"  # in a batch of forget records: the same with their other answers
 POSITIONS = "positions"  # of a batch's forget records in their data set, where limits need them
 
@@ -280,7 +280,9 @@ class PairedDataset(Dataset[dict[str, Any]]):
         seed: seed of every order.
         shuffle: "epoch" for a new order each epoch, "once" for the orders of the rounds that begin
             in the first epoch (the paper).
-        with_positions: True if batches name their forget records by position, each once.
+        with_positions: True if batches name their forget records by position, each once in the
+            batch of all processes.
+        share: number of the process among those that share a batch, which read it in turns.
 
     Attributes:
         focus: (start, positions), at most two: from this place of the run on, counted in pairs, the
@@ -296,12 +298,13 @@ class PairedDataset(Dataset[dict[str, Any]]):
         seed: int = 42,
         shuffle: Shuffle = "epoch",
         with_positions: bool = False,
+        share: int = 0,
     ) -> None:
         self._data: dict[str, Any] = {"retain": retain, "forget": forget}
         for side, data in self._data.items():
             if len(data) == 0:
                 raise HamuError(f"the {side} set is empty; give at least one record to {side}")
-        self._sides, self._with_positions = tuple(sides), with_positions
+        self._sides, self._with_positions, self._share = tuple(sides), with_positions, share
         if ALTERNATIVE in sides:
             self._data[ALTERNATIVE] = self._data["forget"].alternatives
         self._seed, self._shuffle, self._epoch = seed, shuffle, 0
@@ -328,18 +331,29 @@ class PairedDataset(Dataset[dict[str, Any]]):
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         """A batch: for each side a list of items, or the result of its own `__getitems__`.
 
-        Indices below 0, ~i for i, are read for their shape alone: the batch has the "weight" 0.
+        Indices below 0, ~i for i, are read for their shape alone: the batch has the "weight" 0; so
+        has a side whose records the earlier processes have.
         """
-        batch: dict[str, Any] = {WEIGHT: 0.0} if min(indices) < 0 else {}
+        batch, is_shape = dict[str, Any](), min(indices) < 0
+        weights = dict.fromkeys(self._sides, 0) if is_shape else {}
         for side in self._sides:
             positions = [self._position(side, ~i if i < 0 else i) for i in indices]
             if side != "retain" and self._with_positions:
-                positions = list(dict.fromkeys(positions))
+                once = [] if is_shape else self._once(side, indices)
+                weights |= {} if once else {side: 0}
+                positions = once or positions[:1]
                 batch[POSITIONS] = torch.tensor(positions)
             fetch = getattr(self._data[side], "__getitems__", None)
             one_by_one = (self._data[side][i] for i in positions)
             batch[side] = fetch(positions) if fetch else list(one_by_one)
-        return batch
+        return batch | ({WEIGHT: weights} if weights else {})
+
+    def _once(self, side: str, indices: Sequence[int]) -> list[int]:
+        """Positions that come first at these indices in the batch of all processes."""
+        first: dict[int, int] = {}
+        for index in range(indices[0] - self._share, indices[-1] + 1):
+            first.setdefault(self._position(side, index), index)
+        return [position for position, index in first.items() if index in indices]
 
     def _position(self, side: str, index: int) -> int:
         place, focus = self._epoch * len(self) + index, list[int]()

@@ -54,6 +54,11 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
             )
 
 
+def weight_of(batch: Mapping[str, Any], side: str) -> int:
+    """Weight of a side's batch in its step; 0 if it is there for its shape alone."""
+    return int(batch.get(WEIGHT, {}).get(side, 1))
+
+
 class ShareSampler(Sampler[list[int]]):
     """Batches of one process: its share of global batches that no number of processes changes.
 
@@ -125,7 +130,7 @@ class SideLosses:
         """By side, the count of a whole step: over its accumulated batches and all processes."""
         counts: dict[str, Tensor | int] = {
             side: sum(
-                self.count(side, batch[side]) * batch.get(WEIGHT, 1.0)
+                self.count(side, batch[side]) * weight_of(batch, side)
                 for batch in batches
                 if side in batch
             )

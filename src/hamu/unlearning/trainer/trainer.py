@@ -38,7 +38,7 @@ from hamu.core.methods import Method
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients, PairStep
 from hamu.data import UnlearningData
-from hamu.data.forget_sets import ALTERNATIVE, POSITIONS, WEIGHT, PairCollator, PairedDataset
+from hamu.data.forget_sets import ALTERNATIVE, POSITIONS, PairCollator, PairedDataset
 from hamu.data.text import collate
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
@@ -57,6 +57,7 @@ from hamu.unlearning.trainer.sides import (
     SideLosses,
     check_items,
     set_figures,
+    weight_of,
 )
 
 _warn = logging.get_logger(__name__).warning
@@ -136,6 +137,7 @@ class UnlearnTrainer(ResumableTrainer):
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
             with_positions=args.forget_objective == "bounded",
+            share=rank() % self._sharing,
         )
         args.settle_batch_sizes(is_text=is_text(retain_dataset))
         self._batchnorms = _batchnorms(model, args)
@@ -347,7 +349,7 @@ class UnlearnTrainer(ResumableTrainer):
         for side in self._own_sides:
             batch = inputs[side]
             counts = num_items_in_batch or {side: self.side_losses.count(side, batch)}
-            given = (side, batch, inputs.get(WEIGHT, 1.0), counts[side])
+            given = (side, batch, weight_of(inputs, side), counts[side])
             loss_of = partial(self._loss, given, limits if side == "forget" else None)
             if is_checked:
                 self.watch.passes.remember(side, partial(loss_of, self.model), counts[side])
