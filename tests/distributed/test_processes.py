@@ -31,6 +31,7 @@ RESUMED = [ADAM, LORA]
 RESUMED_IN_TWO = [f"{case}/{how}resumed" for case in RESUMED for how in ("", "shard-", "split-")]
 PARTED = [f"{CONV}/{how}" for how in ("parted", "unequal")]
 BY_GOAL = [f"conv/hamu-q/1/adamw_torch/{goal}" for goal in ("goal", "goal-near")]
+GOAL_RESUMED = f"{BY_GOAL[1]}-resumed"
 SPOILED = [f"{CONV}/{how}" for how in ("spoiled", "spoiled-split", "spoiled-shard", "infinite")]
 TARGETED = [f"{CONV}/{how}" for how in ("targeted", "targeted-split", "targeted-shard")]
 # the second one corrects its steps, the third one measures twice
@@ -48,14 +49,16 @@ def with_settings(cases, steps=STEPS, **settings):
 def found(tmp_path_factory):
     """By launch and case, what each process saves: all by one worker, as it takes long to start."""
     place = tmp_path_factory.mktemp("launches")
-    half = {"steps": STEPS // 2, "saves": True}
+    half = {"steps": STEPS // 2, "saves": STEPS // 2}
     alone = with_settings([*CASES, BOUNDED, LORA, *LOOPS]) | with_settings(BY_GOAL, steps=40)
+    alone[BY_GOAL[1]]["saves"] = 20
     alone |= with_settings((f"{case}/saved" for case in RESUMED), **half)
     two = with_settings([*CASES, *LOOPS, *SPLIT, *SHARDED, *ROUNDED, "rough/hamu-q/1/sgd"])
     two |= with_settings(SPOILED) | with_settings(["batchnorm/hamu-q/1/sgd"], steps=3)
     two |= with_settings(TARGETED, target=CONV) | with_settings(BY_GOAL, steps=40)
     two |= with_settings((f"{case}/shard-saved" for case in RESUMED), **half)
     two |= with_settings(RESUMED_IN_TWO, resumes=str(place / "alone"))
+    two |= with_settings([GOAL_RESUMED], steps=40, resumes=str(place / "alone"))
     two |= with_settings([*PARTED, "batchnorm/hamu-q/1/sgd/split"], fails=True)
     four = [*OURS, *(case for case, same in (SPLIT | SHARDED).items() if same in OURS)]
     four = with_settings(four) | with_settings(RESUMED, resumes=str(place / "two"))
@@ -127,6 +130,7 @@ def test_any_number_of_processes_ends_with_the_same_weights(alone, two, found):
 def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, two, found):
     for case in RESUMED:
         assert_same_weights(found["four"][case], alone[case][0], f"{case} from shards")
+    assert_same_weights(two[GOAL_RESUMED], alone[BY_GOAL[1]][0], GOAL_RESUMED)
     for case in RESUMED_IN_TWO:
         assert_same_weights(two[case], alone[case.rpartition("/")[0]][0], case)
 

@@ -169,11 +169,11 @@ def loop(method, accumulation):
     return {"weights": {name: _whole(p) for name, p in model.named_parameters()}}
 
 
-def run(case, folder, steps, saves=False, resumes=None, target=None):
+def run(case, folder, steps, saves=None, resumes=None, target=None):
     """One case: "kind/method/accumulation/optimizer", and after another slash what is special, with hyphens.
 
-    Its steps count those before a checkpoint, which it leaves at the last one if it `saves`. It `resumes` from
-    the folder where the same case, in any number of processes and any layout, left one half way. Its `target` is a case
+    It leaves a checkpoint whenever it has taken as many steps as it `saves`. It `resumes` from the folder
+    where the same case, in any number of processes and any layout, left one half way. Its `target` is a case
     that ran before in one process, the largest forget loss of whose steps ends this one.
     """
     kind, method, accumulation, optimizer, *how = case.split("/")
@@ -201,7 +201,7 @@ def run(case, folder, steps, saves=False, resumes=None, target=None):
         max_steps=steps,
         per_device_train_batch_size=each,
         save_strategy="steps" if saves else "no",
-        save_steps=steps,
+        save_steps=saves or steps,
         gradient_accumulation_steps=int(accumulation),
         learning_rate=0.05 if optimizer == "sgd" else 0.005,
         optim=optimizer,

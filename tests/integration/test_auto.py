@@ -9,6 +9,7 @@ from run_files import report_in, write_rows
 from torch.nn import functional as F
 from transformers import TrainerCallback
 
+from hamu import UnlearnTrainer
 from hamu.core.forward import predict_logits
 from hamu.data import forget_class, forget_rows, read_text
 from hamu.data.images import collate
@@ -114,6 +115,23 @@ def test_each_record_reaches_the_goal_and_none_pays_for_another(
     trainer.train()
     is_new = trainer.goal_run.goal.reference is not first
     assert is_new == (kind == "unseen"), "a second run compares with its own start"
+
+
+def test_a_run_in_another_number_of_processes_is_told_the_batch_that_it_needs(
+    model, trainer_of, rows, monkeypatch
+):
+    data, asked = sets_of(rows), SMALL | {"target_forget_loss": 1.0}
+    state = trainer_of(model, **data, **asked).run_state()
+    halves = "--gradient_accumulation_steps 1 --per_device_train_batch_size 32"
+    ways = {2: f"give {halves}", 3: "start a number of processes that divides 64"}
+    for processes, way in ways.items():
+        monkeypatch.setattr(UnlearnTrainer, "_sharing", processes)
+        now = f"1 a step of 64 records over all processes, and would have 1 of {64 * processes}"
+        with pytest.raises(HamuError, match=rf"keeps its batches: it had {now}; {way}$"):
+            trainer_of(model, **data, **asked).load_run_state(state)
+    monkeypatch.setattr(UnlearnTrainer, "_sharing", 2)
+    asked["per_device_train_batch_size"] = 32
+    trainer_of(model, **data, **asked).load_run_state(state)
 
 
 def test_without_a_start_nothing_is_said_of_it(model, trainer_of, rows):

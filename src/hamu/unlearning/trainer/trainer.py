@@ -262,24 +262,24 @@ class UnlearnTrainer(ResumableTrainer):
     def run_state(self) -> dict[str, Any]:
         """Counts, stop reason, the start model's predictions, and the parts' states."""
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
-        own = {"division": self._division} | {name: getattr(self, name) for name in _SAVED}
+        own = {name: getattr(self, name) for name in _SAVED}
+        own["accumulation"] = self.args.gradient_accumulation_steps
         return super().run_state() | own | parts
 
-    @property
-    def _division(self) -> str:
-        """The batches of a step; in each, the objective "bounded" counts a forget record once."""
-        args = self.args
-        batches = f"per_device_train_batch_size {args.per_device_train_batch_size}"
-        return f"{batches} and gradient_accumulation_steps {args.gradient_accumulation_steps}"
-
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Restore `run_state`."""
+        """Restore `run_state`; "bounded" counts a forget record once in each batch."""
+        now = self.args.gradient_accumulation_steps
+        was = state.get("accumulation", now)  # older checkpoints lack it
+        old, new = state["global_batch"] // was, self.global_batch // now
+        if self.args.needs_goal and (was, old) != (now, new):
+            size, rest = divmod(old, self._sharing)
+            way = f"give --gradient_accumulation_steps {was} --per_device_train_batch_size {size}"
+            raise HamuError(
+                f"by goal, or with the objective bounded, a run keeps its batches: it had {was} a "
+                f"step of {old} records over all processes, and would have {now} of {new}; "
+                f"{f'start a number of processes that divides {old}' if rest else way}"
+            )
         super().load_run_state(state)
-        now = self._division
-        was = state.get("division", now)  # older checkpoints lack it
-        if self.args.needs_goal and was != now:
-            kept = "by goal, or with the objective bounded, a run keeps its batches"
-            raise HamuError(f"{kept}: it had {was}, and would have {now}; leave both as they were")
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name])
         for name in _SAVED:
