@@ -350,10 +350,10 @@ class PairedDataset(Dataset[dict[str, Any]]):
 
     def _once(self, side: str, indices: Sequence[int]) -> list[int]:
         """Positions that come first at these indices in the batch of all processes."""
-        first: dict[int, int] = {}
+        first, own = dict[int, int](), set(indices)
         for index in range(indices[0] - self._share, indices[-1] + 1):
             first.setdefault(self._position(side, index), index)
-        return [position for position, index in first.items() if index in indices]
+        return [position for position, index in first.items() if index in own]
 
     def _position(self, side: str, index: int) -> int:
         place, focus = self._epoch * len(self) + index, list[int]()
