@@ -71,6 +71,7 @@ _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
 _PROGRESS, _HARDLY_ANY = 0.9, 0.97
 _LEFT = 0.05  # of what is missing at the start, at the last step: few steps are to be faster
 _BATCHES = 5  # that say what the retain loss is: of the first steps, with small rates; of the last
+_SURE = 4.0  # standard errors: it is looked at after every step
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 # Measurements (rehearsals) without a better state or less missing, before a run gives up
 _PATIENCE, _PATIENCE_IF_LASTING = 30, 12
@@ -219,7 +220,7 @@ class Controller(TrainerCallback):
         both = self._first_losses, self._retain_losses[-_BATCHES:]
         rise = mean(both[1]) - mean(both[0])
         error = math.sqrt(sum(map(variance, both)) / _BATCHES)
-        return rise - 2 * error > self._far
+        return rise - _SURE * error > self._far
 
     def _measure(self, step: int, *, is_early: bool = False) -> None:
         """Measure the mean of the weights, and set what follows from it.
