@@ -84,22 +84,20 @@ def _difference(after: Any, before: Any, name: str) -> float | None:
 
 
 def table(rows: dict[str, Any]) -> str:
-    """The rows as Markdown."""
-    lines = [
-        "| problem | goal | forgotten before | after | retrained | retain loss | test accuracy | AUC before | after | "
-        "retrained | steps |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    """The rows as Markdown, without blanks between cells."""
+    heads = ["problem", "goal", "forgotten before", "after", "retrained", "retain loss", "test accuracy", "AUC before", "after",
+             "retrained", "steps"]  # fmt: skip
+    lines = [f"|{'|'.join(heads)}|", "|---" * len(heads) + "|"]
     for name, row in rows.items():
         test = row["test"] if row["test_without_class"] is None else row["test_without_class"]
-        auc = " | ".join(
+        auc = [
             "-" if row[k] is None else f"{row[k]:.3f}"
             for k in ("auc_before", "auc", "auc_retrained")
-        )
-        lines.append(
-            f"| {name} | {row['goal']} | {row['before']} of {row['records']} | {row['after']} | {'-' if row['retrained'] is None else row['retrained']} | "
-            f"{row['retain']:+.4f} | {100 * test:+.1f} | {auc} | {row['steps']} |"
-        )
+        ]
+        retrained = "-" if row["retrained"] is None else row["retrained"]
+        cells = [name, row["goal"], f"{row['before']} of {row['records']}", row["after"], retrained, f"{row['retain']:+.4f}",
+                 f"{100 * test:+.1f}", *auc, row["steps"]]  # fmt: skip
+        lines.append(f"|{'|'.join(map(str, cells))}|")
     return "\n".join(lines) + "\n"
 
 
