@@ -164,7 +164,7 @@ def test_it_measures_at_once_where_retain_batches_are_far_beyond_the_budget(batc
     assert work.weights == (0 if len(measured) > 1 else len(batches))
 
 
-def test_an_early_measurement_that_finds_no_damage_changes_nothing_until_the_next():
+def test_an_early_measurement_within_the_budget_changes_nothing_until_the_next():
     """The next regular one comes a whole interval after the last."""
     work = Work(*[(2, START)] * 4)
     work.controller.every = 20
@@ -178,6 +178,15 @@ def test_an_early_measurement_that_finds_no_damage_changes_nothing_until_the_nex
     work.step(retain_loss=0.9)
     assert work.controller.history[-1]["step"] == 55
     assert work.controller.rate == 1.5 * before[1]
+
+
+def test_an_early_measurement_over_the_budget_is_like_any_other():
+    work = Work((2, START + 0.11))
+    work.controller.every = 20
+    work.start()
+    for loss in [0.2] * 5 + [0.9] * 5:
+        work.step(retain_loss=loss)
+    assert (work.demand, work.weights) == (0.1, 0)
 
 
 def test_over_the_budget_it_goes_back_and_slows_down_then_repairs():

@@ -114,7 +114,7 @@ class Controller(TrainerCallback):
         self._good: list[Tensor] = []
         self._mean: list[Tensor] = []  # of the weights since the last measurement
         self._in_mean = 0  # steps
-        self._is_armed = True  # unless the last measurement was early and found no damage
+        self._is_armed = True  # unless the last measurement was early and within the budget
         self._first_missing, self._left = math.inf, math.inf  # measurements still to come
         self._first_losses: list[float] = []  # of retain batches, in the first steps
         self._retain_losses: list[float] = []  # since the last measurement
@@ -208,6 +208,9 @@ class Controller(TrainerCallback):
     def _far(self) -> float:
         return max(_FAR * self.budget, _FAR_LOSS)
 
+    def _is_within(self, now: Standing) -> bool:
+        return now.is_finite and self._cost(now) <= self.budget
+
     def _is_far(self, now: Standing) -> bool:
         return not now.is_finite or self._cost(now) > self._far
 
@@ -225,13 +228,13 @@ class Controller(TrainerCallback):
     def _measure(self, step: int, *, is_early: bool = False) -> None:
         """Measure the mean of the weights, and set what follows from it.
 
-        Nothing follows from an early measurement that finds no damage, and the next is not early.
+        Nothing follows from an early measurement within the budget, and the next is not early.
         """
         self._take_mean()
         self._retain_losses = []
         now = self._work.stand()
         self._note(now, step)
-        self._is_armed = not is_early or self._is_far(now)
+        self._is_armed = not (is_early and self._is_within(now))
         if self._is_armed and self._adapt(now):
             now = self._work.stand()
         if self._is_armed:
@@ -249,7 +252,7 @@ class Controller(TrainerCallback):
     def _adapt(self, now: Standing) -> bool:
         """Keep the state, and set demand and rate; return True if the run went back."""
         cost = self._cost(now)
-        within = now.is_finite and cost <= self.budget
+        within = self._is_within(now)
         self._idle += self._work.lookahead is None or self._can_rehearse
         is_there = within and self._is_there(now)
         if is_there:
