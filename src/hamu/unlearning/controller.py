@@ -16,12 +16,11 @@ targets, with HAMU-Q on the bounded objective as the engine:
             above a fifth: back to the best state, and φ a tenth (not in a lasting run)
         half of it is left, no progress  ->  φ up by a quarter (a lasting run: also with progress,
             but not once a rehearsal was passed)
-        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved (at once where
-            retain batches show it; not in a lasting run)
+        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
         more and more records too high   ->  η down by a quarter (a lasting run: if the share was
             reached, and is lost again)
-        no progress                      ->  η up by a quarter, by a half where hardly any (not
-            lasting yet: by a half; not once a rehearsal was passed)
+        no progress                      ->  η up by a quarter (not lasting yet: by a half; not once
+            a rehearsal was passed)
 
 Large demands reach an easy goal in few steps. A hard one needs small demands: the cost of large
 ones shows late, because of momentum, and takes long to repair.
@@ -36,7 +35,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,11 +65,7 @@ _RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
 _WARM_UP = 20  # steps
 _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
-# Of what was missing may still be missing at the next measurement: progress; hardly any
-_PROGRESS, _HARDLY_ANY = 0.9, 0.97
-_LEFT = 0.05  # of what is missing at the start, at the last step: few steps are to be faster
-_BATCHES = 5  # that say what the retain loss is: of the first steps, with small rates; of the last
-_SURE = 4.0  # standard errors: it is looked at after every step
+_PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 # Measurements (rehearsals) without a better state or less missing, before a run gives up
 _PATIENCE, _PATIENCE_IF_LASTING = 30, 12
@@ -79,7 +73,6 @@ _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
     *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
-    *("_first_missing", "_first_losses", "_retain_losses", "_is_armed"),
 )
 
 
@@ -114,10 +107,6 @@ class Controller(TrainerCallback):
         self._good: list[Tensor] = []
         self._mean: list[Tensor] = []  # of the weights since the last measurement
         self._in_mean = 0  # steps
-        self._is_armed = True  # unless the last measurement was early and within the budget
-        self._first_missing, self._left = math.inf, math.inf  # measurements still to come
-        self._first_losses: list[float] = []  # of retain batches, in the first steps
-        self._retain_losses: list[float] = []  # since the last measurement
         self._constraint: Any = None
         self._optimizer: Any = None
 
@@ -135,7 +124,6 @@ class Controller(TrainerCallback):
             )
         self.start_loss = now.retain_loss
         self._keep(now)
-        self._first_missing = now.missing
         self._note(now, 0)
         self._work.focus(now)
         if self._is_there(now):
@@ -171,26 +159,19 @@ class Controller(TrainerCallback):
             group["lr"] = self.rate_of_step
 
     def note(self, step: PairStep) -> None:
-        """Keep the step's constraint, which is read when the run is measured next, and its loss."""
+        """Keep the step's constraint, which is read when the run is measured next."""
         self._constraint = step.weights.constraint
-        loss = math.nan if step.losses is None else step.losses[0].item()
-        if math.isfinite(loss):
-            first = len(self._first_losses) < _BATCHES
-            (self._first_losses if first else self._retain_losses).append(loss)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure where that is due, and set what follows from it."""
-        since = state.global_step % self.every  # steps
         if self._work.lookahead is None and not self.ended:
             self._average()
-            since = self._in_mean % self.every
         all_done = state.global_step >= state.max_steps
         last = all_done or control.should_training_stop
-        is_due = last or not since or self._can_rehearse
-        if self.ended or not (is_due or self._is_damaged):
+        is_due = last or state.global_step % self.every == 0 or self._can_rehearse
+        if self.ended or not is_due:
             return
-        self._left = (state.max_steps - state.global_step) / self.every
-        self._measure(state.global_step, is_early=not is_due)
+        self._measure(state.global_step)
         if not self.ended and last:
             self._end(all_done)
 
@@ -201,44 +182,14 @@ class Controller(TrainerCallback):
             if not self.ended:
                 self._end(all_done=False)
 
-    def _cost(self, now: Standing) -> float:
-        return now.retain_loss - self.start_loss + self._beyond
-
-    @property
-    def _far(self) -> float:
-        return max(_FAR * self.budget, _FAR_LOSS)
-
-    def _is_within(self, now: Standing) -> bool:
-        return now.is_finite and self._cost(now) <= self.budget
-
-    def _is_far(self, now: Standing) -> bool:
-        return not now.is_finite or self._cost(now) > self._far
-
-    @property
-    def _is_damaged(self) -> bool:
-        """True if the retain batches since the last measurement say that the run is far beyond."""
-        is_known = self._is_armed and len(self._retain_losses) >= _BATCHES
-        if self._work.lookahead is not None or not is_known:
-            return False
-        both = self._first_losses, self._retain_losses[-_BATCHES:]
-        rise = mean(both[1]) - mean(both[0])
-        error = math.sqrt(sum(map(variance, both)) / _BATCHES)
-        return rise - _SURE * error > self._far
-
-    def _measure(self, step: int, *, is_early: bool = False) -> None:
-        """Measure the mean of the weights, and set what follows from it.
-
-        Nothing follows from an early measurement within the budget, and the next is not early.
-        """
+    def _measure(self, step: int) -> None:
+        """Measure the mean of the weights, and set what follows from it."""
         self._take_mean()
-        self._retain_losses = []
         now = self._work.stand()
         self._note(now, step)
-        self._is_armed = not (is_early and self._is_within(now))
-        if self._is_armed and self._adapt(now):
+        if self._adapt(now):
             now = self._work.stand()
-        if self._is_armed:
-            self._last_missing, self._last_too_high = now.missing, int(now.too_high.sum())
+        self._last_missing, self._last_too_high = now.missing, int(now.too_high.sum())
         self._work.focus(now)
         if not self.ended and self._idle >= self._patience:
             self._give_up()
@@ -251,8 +202,8 @@ class Controller(TrainerCallback):
 
     def _adapt(self, now: Standing) -> bool:
         """Keep the state, and set demand and rate; return True if the run went back."""
-        cost = self._cost(now)
-        within = self._is_within(now)
+        cost = now.retain_loss - self.start_loss + self._beyond
+        within = now.is_finite and cost <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
         is_there = within and self._is_there(now)
         if is_there:
@@ -270,7 +221,7 @@ class Controller(TrainerCallback):
             self._least_missing, self._idle = now.missing, 0
         is_least = self._method.constraint <= LEAST_DEMAND
         no_repair = is_least and cost > max(self.budget, self._last_cost)
-        is_far = self._is_far(now) or no_repair
+        is_far = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair
         was_fast = self._work.lookahead is None and self._method.constraint > 2 * _SLOW_DEMAND
         goes_back = is_far or (was_fast and cost > self.budget)
         if goes_back:
@@ -296,17 +247,11 @@ class Controller(TrainerCallback):
         return self._stalls(now) if self._work.lookahead is None else not self._lasted
 
     def _stalls(self, now: Standing) -> bool:
-        """True if more is still missing than in a run that is to reach its goal in time."""
-        pace = _PROGRESS
-        if self._work.lookahead is None and now.missing > 0:
-            wanted = _LEFT * self._first_missing / now.missing
-            pace = min(pace, wanted ** (1 / max(1.0, self._left)))
-        return now.missing > pace * self._last_missing
+        return now.missing > _PROGRESS * self._last_missing
 
     def _speed_up(self, now: Standing, within: bool, cost: float) -> None:
         if within and self._stalls(now):
-            hardly = now.missing > _HARDLY_ANY * self._last_missing
-            self._change(rate=1.5 if hardly and self._work.lookahead is None else 1.25)
+            self._change(rate=1.25)
         elif self._can_rehearse and cost < 0.5 * self.budget:
             self._change(rate=1.5)
 
@@ -382,7 +327,7 @@ class Controller(TrainerCallback):
         self._best_count, self._best_missing = now.count, now.missing
         self._records = len(now.losses)
         self.steps_of_best = self._work.trainer.steps_taken
-        self._best_cost = self._cost(now)
+        self._best_cost = now.retain_loss - self.start_loss + self._beyond
 
     @torch.no_grad()
     def _go_back(self) -> None:
@@ -445,7 +390,7 @@ class Controller(TrainerCallback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        for name in state.keys() & set(_SAVED):
+        for name in _SAVED:
             setattr(self, name, state[name])
         for tensors in (self._good, self._mean):
             tensors[:] = [t.to(p.device) for t, p in zip(tensors, self._parameters, strict=False)]
