@@ -340,7 +340,8 @@ class PairedDataset(Dataset[dict[str, Any]]):
             positions = [self._position(side, ~i if i < 0 else i) for i in indices]
             if side != "retain" and self._with_positions:
                 once = [] if is_shape else self._once(side, indices)
-                weights |= {} if once else {side: 0}
+                if not once:
+                    weights[side] = 0
                 positions = once or positions[:1]
                 batch[POSITIONS] = torch.tensor(positions)
             fetch = getattr(self._data[side], "__getitems__", None)
