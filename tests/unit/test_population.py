@@ -10,7 +10,7 @@ from helpers import Holder, collect
 from hamu import HamuQ, HamuU, PairedGradients, PairGram
 from hamu.core.distributed import Layout
 from hamu.core.gram_meter import GramMeter
-from hamu.core.population import FEWEST, GROUPS, SAMPLED, Population, PopulationStatus
+from hamu.core.population import FEWEST, GROUPS, SAMPLED, Population, PopulationStatus, judged
 
 SIZES = (100, 120)
 RELATIVE = {"constraint_mode": "relative"}
@@ -115,6 +115,12 @@ def test_without_noise_the_estimate_is_the_batch_itself(method):
     assert status.error == pytest.approx(0.0, abs=1e-5)
     assert status.retain_noise == pytest.approx(0.0, abs=1e-5)
     assert status.confidence() in (pytest.approx(0.0), pytest.approx(1.0))
+
+
+def test_an_estimate_in_doubt_must_be_further_below_one():
+    assert judged(0.94, 0.1) < 1.0 < judged(0.96, 0.1)
+    assert judged(0.39, 0.3) < 1.0 < judged(0.41, 0.3)
+    assert judged(0.1, math.inf) == math.inf
 
 
 def test_a_sample_of_a_large_tensor_stands_for_all_of_it():

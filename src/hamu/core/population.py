@@ -48,8 +48,9 @@ SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0
 _TALL, _OF_A_ROW, _ONE_IN = 7, 4, 32
 FEWEST = 6  # steps before an estimate is used
 _SETTLING = 0.4  # half-lives
-_DOUBTFUL = 0.2  # standard error of the headroom beyond which nothing is concluded
-_CAUTION = 0.5  # standard errors added to the headroom: of many estimates the lowest decides
+# Standard errors added to the headroom: of many estimates the lowest decides
+_CAUTION, _CAUTION_IN_DOUBT = 0.5, 2.0
+_DOUBTFUL = 0.2  # standard error of the headroom
 _ROUNDING = 1e-9  # of a pass
 _PER_HALF_LIFE = 16  # estimates in a half-life: they delay a stop by half their distance
 _ANEW = 64  # steps, at most, until times are counted anew, for float32's digits and range
@@ -92,8 +93,8 @@ class PopulationStatus:
 
 
 def judged(headroom: float, error: float) -> float:
-    """Headroom with a part of its error, infinite where the error leaves it open."""
-    return headroom + _CAUTION * error if error <= _DOUBTFUL else math.inf
+    """Headroom with a part of its error, and more than that of a large one."""
+    return headroom + (_CAUTION if error <= _DOUBTFUL else _CAUTION_IN_DOUBT) * error
 
 
 _KINDS = tuple(get_type_hints(PopulationStatus).values())
