@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.text import Text
 from transformers import set_seed
 
 from hamu.assess import measure_hardness
 from hamu.core.methods import method_classes
 from hamu.data import UnlearningData
 from hamu.errors import HamuError
-from hamu.evaluation.membership import auc_of
+from hamu.evaluation.gains import trajectory_of
 from hamu.files import SUMMARY, TRAJECTORIES
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.report.pictures import plot_trajectories
-from hamu.report.tables import plain_table
+from hamu.report.tables import CAPTION, Fitted, plain_table
+from hamu.unlearning.compare.runs import Comparison, model_figures
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import RunFolder
@@ -77,18 +77,12 @@ TRAIN: dict[str, dict[str, Any]] = {
     | {"num_train_epochs": 14, "per_device_train_batch_size": 16, "max_grad_norm": 1.0},
 }
 # Half of what the gradients allow: an absolute demand becomes infeasible as the retain gradient
-# shrinks; and the table names the step where the criterion would have stopped.
+# shrinks.
 _HALF = {"constraint": 0.5, "constraint_mode": "relative", "stopping": "off", "num_train_epochs": 5}
 UNLEARN: dict[str, dict[str, Any]] = {
     "image": _HALF | {"learning_rate": 5e-3, "per_device_train_batch_size": 128},
     "text": _HALF | {"learning_rate": 2e-2, "per_device_train_batch_size": 24},
 }
-_LEGEND = """\
-ΔL_f: rise of the forget loss. -ΔL_r: fall of the retain loss. Both should be positive.
-AUC: membership inference on the forget set; 0.5 is ideal.
-stop at: the step at which the stopping criterion was first met; not enforced here.
-"""
-_ACCURACIES = ("forget_accuracy", "retain_accuracy", "test_accuracy")
 _SHOWN = 2  # answers of each set
 
 
@@ -187,7 +181,9 @@ def demo(
         figures = folder.write_json(SUMMARY, summary)
         ways = {name: result["trajectory"] for name, result in results.items()}
         plot_trajectories(ways, path, f"Forgetting {problem.forget_name}: a marker per epoch")
-    console.print(_table(results), _LEGEND)
+    shown = Comparison(tuple(results.values()), None).shown
+    console.print(Fitted(shown), crop=False)
+    console.print(f"{CAPTION}\n")
     if task == "text":
         console.print(scenario.answers({"before": original, "after hamu-q": models["hamu-q"]}))
     console.print(f"The picture is in {path}, all figures in {figures} ({seconds:.0f} s).\n")
@@ -210,34 +206,21 @@ def _assess(model: Any, scenario: Scenario, console: Console) -> dict[str, dict[
 def _unlearned(
     model: Any, problem: UnlearningData[Any], task: Any, args: UnlearnConfig
 ) -> dict[str, Any]:
-    """The figures of one method."""
+    """The row of one method in a comparison, and its trajectory."""
     trainer = quiet_trainer(model, problem, args, [], task.collator)
     trainer.train()
     if not trainer.predictions:
         trainer.evaluate()
-    history = trainer.state.log_history
-    log = [entry for entry in history if "eval_forget_gain" in entry]
-    gains = ("forget_gain", "retain_gain", *_ACCURACIES)
-    return {name: log[-1][f"eval_{name}"] for name in gains} | {
-        "membership_auc": auc_of(task.report(trainer.predictions, problem, None)),
+    history = trainer.history()
+    points = trajectory_of(history["trajectory"])
+    evaluation = history | {"after": task.report(trainer.predictions, problem, None)}
+    return model_figures(evaluation, "after") | {
+        "method": args.method,
+        "forget_gain": points[-1].forget,
+        "retain_gain": points[-1].retain,
+        "joint_gain": points[-1].joint,
         "steps": trainer.steps_taken,
-        "criterion_met_at_step": next((e["step"] for e in history if e.get("criterion_met")), None),
-        "trajectory": [(entry["eval_retain_gain"], entry["eval_forget_gain"]) for entry in log],
+        "ended": trainer.stop.kind,
+        "failed": "",
+        "trajectory": points,
     }
-
-
-def _table(results: Mapping[str, Mapping[str, Any]]) -> Any:
-    heads = ("ΔL_f", "-ΔL_r", "forget acc", "retain acc", "test acc", "AUC", "stop at")
-    table = plain_table("method", *heads, right=tuple(range(1, 8)))
-    table.columns[0].no_wrap = True
-    for name, row in results.items():
-        both = row["forget_gain"] > 0 and row["retain_gain"] > 0
-        table.add_row(
-            Text(name, "bold" if both else ""),
-            f"{row['forget_gain']:+.3f}",
-            f"{row['retain_gain']:+.3f}",
-            *(f"{row[key]:.1%}" for key in _ACCURACIES),
-            "-" if row["membership_auc"] is None else f"{row['membership_auc']:.3f}",
-            str(row["criterion_met_at_step"] or "-"),
-        )
-    return table
