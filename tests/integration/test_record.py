@@ -314,7 +314,7 @@ def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):
     sources = NamedSources(tmp_path)
     with pytest.raises(Unavailable, match="name it again: --hub hub:owner/name"):
         _ = sources.problem
-    for read in (sources.weights, sources.figures):
+    for read in (partial(sources.digest, part="weights"), sources.figures):
         with pytest.raises(Unavailable, match="is of the hub"):
             read("before")
     assert asked == []

@@ -255,13 +255,10 @@ class NamedSources:
         except Unavailable:
             return None
 
-    def weights(self, role: str) -> Path:
-        """The folder with the weights of a whole model, or of an adapter's base model."""
-        return self._folder(self._base(role) or self._model(role))
-
-    def adapter(self, role: str) -> Path:
-        """Folder with the adapter of a model."""
-        return self._folder(self._model(role))
+    def digest(self, role: str, part: str) -> str | None:
+        """Digest of the "adapter" of a model, or of its "weights", those of an adapter's base."""
+        base = self._base(role) if part == "weights" else None
+        return inputs.weights_digest(self._folder(base or self._model(role)))
 
     def check_unchanged(self) -> None:
         """Check that the data and both models are still those of the run."""

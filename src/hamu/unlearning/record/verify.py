@@ -166,21 +166,18 @@ def _digest(path: Path) -> str | None:
 def _of_sources(run: Path, found: Found, sources: NamedSources) -> _Checks:
     """Checks of the models' weights and of the sets."""
 
-    def digest(folder: Callable[[str], Path], role: str) -> str | None:
-        return inputs.weights_digest(folder(role))
-
     def entry(side: str) -> Found | None:
         entries = inputs.set_entries(side, sources.problem.sets().get(side))
         return inputs.digests_in(entries[f"{side} set"])
 
     for role, name in _MODELS.items():
-        model, part = found["models"][role] or {}, "weights"
+        model, words = found["models"][role] or {}, "weights"
         if model.get("adapter") is not None:
-            find, part = partial(digest, sources.adapter, role), "base model"
+            words, find = "base model", partial(sources.digest, role, "adapter")
             yield f"{name} has the adapter recorded", model["adapter"], find
         if model:
-            find = partial(digest, sources.weights, role)
-            yield f"{name} has the {part} recorded", model["weights"], find
+            find = partial(sources.digest, role, "weights")
+            yield f"{name} has the {words} recorded", model["weights"], find
     if found["models"]["merged"] is not None:
         find = partial(inputs.weights_digest, run / files.MERGED)
         yield "merged/ has the weights recorded", found["models"]["merged"]["weights"], find
