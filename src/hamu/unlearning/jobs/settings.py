@@ -22,7 +22,7 @@ from hamu.unlearning.jobs import options as tables
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.record.inputs import edited, read_inputs, recorded
 from hamu.unlearning.run_folder import READS
-from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
+from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.config import own_options, without_effect
 
 _Options = TypeVar("_Options")
@@ -163,13 +163,12 @@ def every_option(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def recorded_settings(settings: Settings) -> dict[str, Any]:
     """The settings of a run in the form that its record holds."""
-    run, args = settings.of(RunOptions), settings.of(TrainConfig)
+    run, args = settings.of(RunOptions), settings.of(UnlearnConfig)
     own = {**vars(settings.of(DataOptions)), **vars(run), "resume": None}
     own |= {name: getattr(args, name) for name in {*own_options(type(args)), *tables.SHOWN}}
     # without what had no effect
     own |= {} if run.lora else dict.fromkeys(tables.OF_AN_ADAPTER)
-    if isinstance(args, UnlearnConfig):
-        own |= dict.fromkeys(without_effect(args))
+    own |= dict.fromkeys(without_effect(args))
     return recorded(own, {name: getattr(args, name) for name in settings.given if name not in own})
 
 
