@@ -326,12 +326,11 @@ def schema() -> Any:
     return files.parse_json(Path(__file__).with_name("schema.json"))
 
 
-def violations(value: Any, against: Found, name: str = "record") -> Iterator[str]:
-    """Parts of a JSON value that do not fit a schema, each with its place, which `name` begins."""
-    return _violations(value, against, against.get("$defs", {}), name)
-
-
-def _violations(value: Any, part: Found, shared: Found, at: str) -> Iterator[str]:
+def violations(
+    value: Any, part: Found, at: str = "record", shared: Found | None = None
+) -> Iterator[str]:
+    """Parts of a JSON value that do not fit a schema, each with its place, which `at` begins."""
+    shared = part.get("$defs", {}) if shared is None else shared
     while "$ref" in part:  # what stands beside a reference takes the place of what it has
         own = {key: one for key, one in part.items() if key != "$ref"}
         part = {**shared[part["$ref"].removeprefix("#/$defs/")], **own}
@@ -347,7 +346,7 @@ def _violations(value: Any, part: Found, shared: Found, at: str) -> Iterator[str
         yield f"{at} is below {part['minimum']}"
     elif isinstance(value, list):
         for number, one in enumerate(value):
-            yield from _violations(one, part.get("items", {}), shared, f"{at}[{number}]")
+            yield from violations(one, part.get("items", {}), f"{at}[{number}]", shared)
     elif isinstance(value, dict):
         yield from (f"{at} has no {key}" for key in part.get("required", ()) if key not in value)
         for key, one in value.items():
@@ -356,4 +355,4 @@ def _violations(value: Any, part: Found, shared: Found, at: str) -> Iterator[str
             if inner is False:
                 yield f"{at} has the unknown key {key}"
             elif inner is not True:
-                yield from _violations(one, inner, shared, f"{at}.{key}")
+                yield from violations(one, inner, f"{at}.{key}", shared)
