@@ -532,19 +532,16 @@ class TextTask(Task):
                 raise HamuError(f"{new}, but {source} is one with {name} {value}; leave it out")
 
     def fitted(self, model: Any, *sets: Any) -> list[Any]:
+        return [None if data is None else self._encoded(model, data) for data in sets]
+
+    def _encoded(self, model: Any, data: TextRecords) -> TextData:
         longest = self.length_for(model)
-        encoded: list[TextData | None] = []
-        for data in sets:
-            if data is None:
-                encoded.append(None)
-                continue
-            tokens = encode(data, self.tokenizer, longest, self.data.loss_on)  # type: ignore[arg-type]
-            language.check_reads(model, tokens)
-            if tokens.truncated:
-                cut = f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source}"
-                self.tell(f"{cut} are cut to {longest} tokens; --max_length sets it")
-            encoded.append(tokens)
-        return encoded
+        tokens = encode(data, self.tokenizer, longest, self.data.loss_on)  # type: ignore[arg-type]
+        language.check_reads(model, tokens)
+        if tokens.truncated:
+            cut = f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source}"
+            self.tell(f"{cut} are cut to {longest} tokens; --max_length sets it")
+        return tokens
 
     def fitted_problem(self, model: Any, problem: Problem) -> Problem:
         fitted = super().fitted_problem(model, problem)
