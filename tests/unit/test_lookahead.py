@@ -1,7 +1,5 @@
 """Looking ahead: a point that runs before the weights on a path of fine-tuning, and leaves the model as it is."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 from torch import nn
@@ -171,21 +169,6 @@ def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
     assert [m.training for m in model.modules()] == modes
     assert [p._version for p in model.parameters()] == versions
     assert alike(point(lookahead, model), ahead)
-
-
-@pytest.mark.parametrize("taken", [0, 2, 4])
-def test_a_point_that_is_saved_and_loaded_goes_on_bit_by_bit(made, taken):
-    model, loss, whole = made
-    for step in range(taken):
-        whole.advance([(batch("retain", 4, step), batch("forget", 4, step))])
-    trained = [p for p in model.parameters() if p.requires_grad]
-    resumed = Lookahead(model, trained, loss, rate=0.01, depth=3)
-    resumed.load_state_dict(deepcopy(whole.state_dict()))
-    for step in range(taken, taken + 3):
-        for one in (whole, resumed):
-            one.advance([(batch("retain", 4, step), batch("forget", 4, step))])
-        assert alike(point(whole, model), point(resumed, model))
-    assert (whole.taken, whole.cycles) == (resumed.taken, resumed.cycles)
 
 
 def test_a_loss_ahead_that_is_not_finite_is_an_error_and_the_weights_stay(made):

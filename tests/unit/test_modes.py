@@ -7,30 +7,16 @@ import torch
 from torch import nn
 
 from hamu.core.forward import (
-    OriginalModel,
-    evaluating,
     rounds_to_tf32,
     seeded,
     without_autocast,
     without_tf32,
 )
-from hamu.evaluation.predictions import predict
 
 
 class Doubling(nn.Module):
     def forward(self, x):
         return 2 * x
-
-
-def model_with_a_frozen_part():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
-    model.train()
-    model[2].eval()
-    return model
-
-
-def modes(model):
-    return [module.training for module in model.modules()]
 
 
 def test_a_seed_leaves_the_random_state_of_the_host_and_of_the_models_gpus(monkeypatch):
@@ -49,24 +35,6 @@ def test_a_seed_leaves_the_random_state_of_the_host_and_of_the_models_gpus(monke
     assert (seeds[0], seeds[1] == 3) == (3, False)
     assert states == {"cuda:1": "kept", "cuda:2": "too"}
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_predictions_and_the_original_model_leave_modes_and_the_random_state():
-    """Else training after them would depend on them: dropout draws from that state."""
-    model = model_with_a_frozen_part()
-    before = modes(model)
-    assert {True, False} == set(before)
-    with evaluating(model):
-        assert not any(modes(model))
-    assert modes(model) == before
-    images = [{"pixel_values": torch.ones(4), "labels": torch.tensor(1)} for _ in range(3)]
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    predict(model, images, 2, torch.utils.data.default_collate)
-    OriginalModel(model).logits({"pixel_values": torch.ones(2, 4)})
-    assert modes(model) == before
-    assert torch.equal(torch.rand(2), expected)
 
 
 def test_the_forward_that_has_autocast_is_back_afterwards():

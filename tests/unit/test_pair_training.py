@@ -64,40 +64,6 @@ def test_optimizer_and_scheduler_see_the_equivalent_gradient_and_nothing_else(ma
     assert (flat(ours.parameters()) - start).norm() > 0.02
 
 
-def test_autocast_changes_the_losses_not_the_combine():
-    model = network(torch.float32)
-    pair = PairedGradients(model, METHOD, max_grad_norm=None)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = [loss(model, seed) for seed in (0, 1)]
-    parameters = list(model.parameters())
-    sides = [torch.autograd.grad(value, parameters, retain_graph=True) for value in losses]
-    for context, value in zip((pair.retain, pair.forget), losses, strict=True):
-        with context():
-            value.backward()
-    expected = [g.float() for g in exact_sum(pair.combine(), sides)]
-    torch.testing.assert_close([p.grad for p in parameters], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_compiled_model_takes_the_steps_of_the_model_by_the_same_names():
-    found = []
-    for compiled in (False, True):
-        model = network()
-        forward = torch.compile(model, backend="aot_eager") if compiled else model
-        pair = PairedGradients(forward, METHOD)
-        optimizer = torch.optim.SGD(forward.parameters(), lr=0.1)
-        for t in range(3):
-            draw = torch.Generator().manual_seed(t)
-            for side in SIDES:
-                inputs = torch.randn(5, 6, dtype=torch.float64, generator=draw)
-                with getattr(pair, side)():
-                    forward(inputs).square().mean().backward()
-            pair.combine()
-            optimizer.step()
-        found.append((pair.block_names, flat(model.parameters())))
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
-
-
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
 @pytest.mark.parametrize("loss_scale", [2.0**16, 1000.0])
 def test_a_gradient_scaler_gives_the_unscaled_result(loss_scale, max_grad_norm):

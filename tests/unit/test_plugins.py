@@ -11,6 +11,7 @@ from doc_blocks import install
 from hamu import HamuError, build_method
 from hamu.cli import main
 from hamu.core import plugins
+from hamu.core.methods import method_classes
 from hamu.core.objectives import build_objective
 from hamu.evaluation.reports import build_metrics, further_figures
 
@@ -39,6 +40,9 @@ class Text(Good):
 
 class Slashed(Good):
     name = "my/2"
+
+class Usurper(Good):
+    name = "hamu-q"
 
 class Demanding(Good):
     name = "demanding"
@@ -117,6 +121,14 @@ def test_a_methods_name_is_that_of_folders(package):
     with pytest.raises(HamuError, match="has the name 'my/2', which a folder cannot have; rename"):
         build_method("slashed")
     assert list(build_metrics()) == ["my/2"]
+
+
+def test_a_package_may_not_take_a_known_name(package):
+    package(methods={"theirs": "their_metrics:Usurper"})
+    with pytest.raises(
+        HamuError, match="'hamu-q' of their_metrics:Usurper has a name that is taken"
+    ):
+        method_classes()
 
 
 def test_a_metric_that_fails_is_not_measured_and_the_others_are_numbers(package, caplog):

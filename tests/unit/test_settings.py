@@ -11,8 +11,7 @@ from helpers import Holder, random_gram
 from torch import nn
 
 import hamu
-from hamu import HamuError, HamuQ, HamuU, Method, PairedGradients, StoppingRule, build_method
-from hamu.core import plugins
+from hamu import HamuError, HamuQ, HamuU, PairedGradients, StoppingRule, build_method
 from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes, method_rows
 
@@ -88,29 +87,6 @@ def test_what_cannot_be_combined_is_refused(refused, message):
 def test_complex_parameters_that_are_frozen_are_no_obstacle():
     frozen = nn.Linear(2, 2, dtype=torch.complex64).requires_grad_(False)
     PairedGradients(nn.Sequential(frozen, nn.Linear(2, 2)), HamuQ())
-
-
-def test_every_method_is_built_by_its_name():
-    for name, cls in method_classes().items():
-        assert type(build_method(name, constraint=0.25, forget_weight=0.5)) is cls
-    assert build_method("hamu-u", constraint=0.25).constraint == 0.25
-
-
-class Third(Method):
-    name, summary, source = "third", "a method of somebody else", "them"
-
-    def weigh(self, gram):
-        raise NotImplementedError
-
-
-def test_an_installed_package_adds_a_method_but_may_not_take_a_known_name(monkeypatch):
-    installed = SimpleNamespace(load=lambda: Third, name="third", value="them:Third", dist=None)
-    points = {"hamu.methods": [installed]}
-    monkeypatch.setattr(plugins, "points_of", lambda group: points.get(group, []))
-    assert isinstance(build_method("third"), Third)
-    installed.load = lambda: type("Usurper", (Third,), {"name": "hamu-q"})
-    with pytest.raises(HamuError, match="'hamu-q' of them:Third has a name that is taken; rename"):
-        method_classes()
 
 
 @pytest.mark.parametrize(("blocks", "names"), [

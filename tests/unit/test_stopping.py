@@ -61,17 +61,6 @@ def run(method, cosines):
     return combine(method, retain, forget, max_grad_norm=None)[0]
 
 
-@pytest.mark.parametrize(
-    ("criterion", "decision"), [("aggregate", "step"), ("any", "stop"), ("off", "step")]
-)
-def test_the_criterion_decides_whether_the_step_is_taken(criterion, decision):
-    step = run(HamuQ(0.5, constraint_mode="relative", stopping=criterion), [0.95, 0.0])
-    assert (step.decision, step.should_stop) == (decision, decision == "stop")
-    if step.should_stop:
-        assert step.cause == "criterion"
-        assert "(any)" in step.reason
-
-
 ANGLES = st.one_of(st.floats(-1, 1), st.sampled_from([1.0, 1.0, -1.0]))
 BLOCKS = st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10), ANGLES), min_size=1, max_size=4)
 
