@@ -24,7 +24,7 @@ from hamu.models import (
     load_image_processor,
     new_classifier,
 )
-from hamu.models.classifiers import check_as_many_classes, named_as_in_training
+from hamu.models.classifiers import named_as_in_training
 from hamu.models.storage import from_pretrained
 
 logging.set_verbosity_error()
@@ -129,14 +129,6 @@ def test_the_names_of_a_models_classes_are_read_from_its_config(tmp_path, writte
     assert class_names(str(tmp_path)) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "id2label": written}))
     assert class_names(str(tmp_path)) == expected
-
-
-def test_models_with_other_numbers_of_classes_are_named(tmp_path):
-    for name, labels in (("ours", 3), ("theirs", 4)):
-        resnet(tmp_path / name, num_labels=labels)
-    with pytest.raises(HamuError, match=r"ours has 3 classes, the retain model .*theirs 4"):
-        check_as_many_classes(str(tmp_path / "ours"), str(tmp_path / "theirs"))
-    check_as_many_classes(str(tmp_path / "ours"), "nowhere")
 
 
 def test_a_model_that_is_trained_further_has_the_names_of_its_new_classes():

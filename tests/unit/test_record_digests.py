@@ -13,7 +13,6 @@ from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.models.storage import folder_of
 from hamu.unlearning.record.inputs import order_digest, row_digests, weights_digest
 
-LINES = [{"question": f"number {i}?", "answer": f"It is {i}.", "tags": ["a"]} for i in range(6)]
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3, 5, 4), dtype=np.uint8)
 
 
@@ -29,16 +28,6 @@ def images(pixels, labels, classes=("cat", "dog")):
 
 def digest(data):
     return order_digest(sorted(row_digests(data)))
-
-
-@pytest.mark.parametrize(
-    "data", [records(*LINES), images(PIXELS, [0, 1, 0, 1])], ids=["text", "images"]
-)
-def test_the_order_of_records_does_not_matter_but_their_number_does(data):
-    back = list(range(len(data)))[::-1]
-    assert digest(data.select(back)) == digest(data)
-    assert digest(data.select([*back, 0])) != digest(data), "one that is there twice counts twice"
-    assert digest(data.select(back[1:])) != digest(data)
 
 
 WHERE = {"question": "where?", "answer": "Café", "page": 1}
@@ -82,22 +71,6 @@ def test_weights_in_one_file_and_in_many_have_one_digest(tmp_path):
     index = {"weight_map": {name: f"{name}.safetensors" for name in tensors}}
     (tmp_path / "parts/model.safetensors.index.json").write_text(json.dumps(index))
     assert weights_digest(tmp_path / "parts") == whole
-
-
-def test_one_bit_name_type_or_shape_changes_the_digest_of_weights(tmp_path):
-    first = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones((), dtype=torch.bfloat16)}
-    flipped = first["a"].clone().view(torch.int32)
-    flipped[1, 2] ^= 1
-    variants = [
-        first,
-        first | {"a": flipped.view(torch.float32)},
-        first | {"a": first["a"].view(3, 2)},
-        first | {"a": first["a"].view(torch.int32)},
-        first | {"b": torch.ones((), dtype=torch.float16)},
-        {"A": first["a"], "b": first["b"]},
-        {"a": first["a"]},
-    ]
-    assert len({digest_of(tmp_path / "one", one) for one in variants}) == len(variants)
 
 
 def test_weights_that_are_missing_or_damaged(tmp_path):
