@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_files import write_rows
+from run_files import read, write_rows
 
+from experiments.league import _mean, ranked, table
 from experiments.paper import EXPERIMENTS, Scale, Trained
 from experiments.paper.batches import Batches
 from experiments.paper.common import BASELINES, METHODS, pearson_of
@@ -348,6 +349,19 @@ def test_the_published_page_says_what_its_files_and_this_version_say():
     for name, result in results.items():
         told = refreshed_result(EXPERIMENTS[name], result)
         assert page({name: told}, EXPERIMENTS) == page({name: result}, EXPERIMENTS)
+
+
+def test_entries_of_the_league_rank_by_mean_cost_then_by_what_comes_back_and_last_if_never_there():
+    costs = {"never": None, "cheap": [0.01, 0.03], "ties": [0.02], "free": [-0.1]}
+    rows = {name: cost and {"cost": cost, "relearned": [len(cost)]} for name, cost in costs.items()}
+    assert [name for name, _ in ranked(rows)] == ["free", "ties", "cheap", "never"]
+    assert [_mean(one) for one in (0.5, {"mean": 0.5, "deviation": 0.1})] == [0.5, 0.5]
+
+
+def test_the_page_of_the_league_shows_what_was_measured():
+    results = PUBLISHED.parent / "results"
+    page = (results / "league.md").read_text(encoding="utf-8").splitlines()
+    assert {*table(read(results / "league.json")).splitlines()} <= {*page}
 
 
 @pytest.mark.parametrize(("name", "content"), [
