@@ -152,23 +152,6 @@ def test_predictions_of_other_records_are_refused(model, trainer_of, rows):
         by_goal(trainer_of, model, rows, retain_predictions=short, goal="retrained")
 
 
-def test_a_goal_out_of_reach_leaves_a_model_within_the_budget_with_more_forgotten(
-    model, trainer_of, rows
-):
-    """And a second run of the trainer begins anew."""
-    asked = {"target_forget_loss": 30.0, "max_retain_increase": 0.0, "max_steps": 12}
-    trainer = by_goal(trainer_of, model, rows, **asked)
-    assert trainer.stop.kind in ("all steps", "budget")
-    assert "the goal is not reached: " in trainer.controller.goal_sentence
-    assert trainer.goal_run.stand().retain_loss <= trainer.controller.start_loss + 1e-9
-    start, history = trainer.controller.start_loss, trainer.controller.history
-    best = max(row["forgotten"] for row in history if row["retain_loss"] <= start)
-    assert trainer.goal_run.stand().count == best
-    trainer.train()
-    assert trainer.controller.history[0]["step"] == 0
-    assert trainer.state.global_step <= 12
-
-
 def test_a_callback_that_ends_it_at_an_evaluation_leaves_the_best_state(model, trainer_of, rows):
     class Stop(TrainerCallback):
         def on_evaluate(self, args, state, control, **kwargs):

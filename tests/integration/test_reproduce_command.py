@@ -20,7 +20,6 @@ from experiments.paper import EXPERIMENTS, practice
 from experiments.paper.practice import Optimizers
 from hamu.data import read_text
 from hamu.errors import HamuError
-from hamu.models import load_classifier
 from hamu.unlearning.compare import children
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.logs import ProgressBar
@@ -271,21 +270,6 @@ def test_both_folders_are_locked_before_anything_is_run(reproduce, tmp_path, mon
     assert reproduce("figure-12", "--work_dir", "elsewhere")[0] == 0
     assert seen == ["out", "elsewhere"]
     assert not (tmp_path / "out").exists()
-
-
-def test_runs_of_another_original_model_are_not_put_together(reproduce, tmp_path, saved_model):
-    words = ("figure-12", "--epochs", 0.25, "--model", "model")
-    model = load_classifier(str(saved_model))
-    model.save_pretrained("model")
-    assert reproduce(*words)[0] == 0
-    with torch.no_grad():
-        model.conv.weight *= 1.01
-    model.save_pretrained("model")
-    adam = result(tmp_path, "figure-12")["runs"]["AdamW"]["run"]
-    shutil.rmtree(tmp_path / "out/work/runs" / adam)
-    code, _, err = reproduce(*words)
-    assert code == 2
-    assert "holds a run with another original model than there is now; choose another --wor" in err
 
 
 @pytest.fixture
