@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from run_files import write_rows
 
 from hamu.data import ImageData, TextRecord, TextRecords
 from hamu.evaluation import Predictions, TokenPredictions
@@ -75,22 +76,18 @@ def step_line(step, steps):
     return found | {"first_order_forget_change": share, "realised_forget_change": 0.9 * share}
 
 
-def write_lines(path, lines):
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
-
-
 def write_run(folder, steps=20, *, finished=True, names=("a", "b"), blocks=BLOCKS, is_text=False):
     """The folder of a run, as far as a report reads it."""
     folder.mkdir(parents=True)
     config = "method: hamu-q\ndata: gone.npz\nforget_class: a\nmodel: gone\n"
     (folder / "config.yaml").write_text(config)
-    write_lines(folder / "steps.jsonl", (step_line(step, steps) for step in range(1, steps + 1)))
+    write_rows(folder / "steps.jsonl", (step_line(step, steps) for step in range(1, steps + 1)))
     lines = [{"step": 0, "blocks": list(blocks)}]
     for step in range(1, steps + 1, max(1, steps // 500)):
         values = [round((step / steps + k / len(blocks)) % 1, 3) for k in range(len(blocks))]
         change = None if step == 1 else [0.01 + v for v in values]
         lines.append({"step": step, "cos": values, "change": change})
-    write_lines(folder / "layers.jsonl", lines)
+    write_rows(folder / "layers.jsonl", lines)
     if finished:
         (folder / "evaluation.json").write_text(json.dumps(evaluation(steps, names, is_text)))
     return folder

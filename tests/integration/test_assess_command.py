@@ -62,15 +62,3 @@ def test_it_names_the_loss_assessed_and_that_of_the_run_where_it_is_another(asse
     assert other["hamu-q"] == found["hamu-q"]
     _, other, screen = assess(*QUICK, "--method", "scrub")
     assert "but scrub has another loss: scrub_retain to retain, kl_to_original to forget." in screen
-
-
-def test_the_adapter_of_a_language_model(tmp_path, saved_text_model):
-    data = ["--data", "miniature", "--max_length", "96", "--per_device_train_batch_size", "32"]
-    problem = [*data, "--model", str(saved_text_model), "--forget_filter", "author~^V"]
-    problem += ["--constraint_mode", "relative", "--assess_batches", "2"]
-    adapter = ["--lora", "--lora_rank", "2", "--curvature_samples", "4"]
-    code = main(["assess", *problem, *adapter, "--output_dir", str(tmp_path / "lora")])
-    assert code in (0, 3, 4)
-    found = json.loads((tmp_path / "lora/assess.json").read_text())
-    assert found["curvature"]["largest_eigenvalue"] > 0
-    assert all("lora" in block["name"] for block in found["blocks"])

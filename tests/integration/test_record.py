@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from run_files import contents
+from run_files import contents, run
 from safetensors.torch import load_file, save_file
 
-from hamu.cli import main
 from hamu.data import read_text
 from hamu.report.run import read_run
 from hamu.unlearning.jobs.review import NamedSources
@@ -21,10 +20,6 @@ from hamu.unlearning.record.inputs import row_digests, text_digest, weights_dige
 from hamu.unlearning.record.verify import Unavailable
 
 DOCS = (Path(__file__).parents[2] / "docs/record.md").read_text(encoding="utf-8")
-
-
-def run(*words):
-    return main([str(word) for word in words])
 
 
 def strict(path):
@@ -38,7 +33,7 @@ def verify(capsys):
 
     def call(*flags):
         capsys.readouterr()
-        code = run("verify", "run", *flags)
+        code = run(f"verify run {' '.join(flags)}")
         pattern = r"^(holds|does not hold|cannot be checked) +([^:\n]+)(?:: (.*))?$"
         found = re.findall(pattern, capsys.readouterr().out, re.MULTILINE)
         return code, {statement: (word, why) for word, statement, why in found}
@@ -278,7 +273,7 @@ def test_a_method_with_one_gradient_without_a_log_and_with_a_sample(images, veri
     words = "--forget_rows 0,1,2,3,4,5,6,7,8,9 --method ga --max_steps 1 --max_eval_samples 8 --overwrite"
     words += " --logging_strategy no --constraint 0.3 --output_dir run"
     capsys.readouterr()
-    assert run("unlearn", "--data", "data", "--model", "original", *words.split()) == 0
+    assert run(f"unlearn --data data --model original {words}") == 0
     said = capsys.readouterr().out
     assert "without effect with ga: constraint\n" in said
     assert "demand" not in said, "there was none"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from run_files import POISON, contents, remove, run
+from run_files import POISON, contents, read_rows, remove, run
 from small_models import save_small_world
 from transformers import TrainingArguments
 from watching import watched
@@ -273,6 +273,7 @@ def test_what_was_forgotten_is_in_no_output_and_in_no_file_that_others_may_read(
     telling = {path.name: path for folder in ("out", "hard", "check") for path in Path(folder).rglob("*")
                if path.is_file() and names_canary(path.read_bytes())}  # fmt: skip
     assert set(telling) == {"answers.html", "answers.jsonl"}, "which are there to be read"
+    assert all({"before", "after"} <= set(row) for row in read_rows(telling["answers.jsonl"]))
     for path in telling.values():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 

@@ -48,25 +48,6 @@ def adapter(here):
     return Path("lora")
 
 
-def test_a_model_is_trained_unlearned_and_evaluated_offline(capsys):
-    assert run(f"unlearn {FORGET} --model {TRAINED} {FEW} {EASY} --output_dir unlearned") == 0
-    steps = read_rows("unlearned/steps.jsonl")
-    assert len(steps) == 4
-    assert all(step["taken"] for step in steps)
-    models = f"--model unlearned/model --original_model {TRAINED}"
-    assert run(f"evaluate {FORGET} {models} --generate 3 --max_length 96 --output_dir check") == 0
-    kinds = {"loss", "zlib", "min_k", "min_k_40", "min_k_plus_plus", "min_k_plus_plus_40"}
-    assert set(report_in("check")["membership_inference"]) == kinds
-    lines = read_rows("check/answers.jsonl")
-    assert [line["set"] for line in lines] == ["forget"] * 3 + ["retain"] * 3
-    page = Path("check/answers.html").read_text()
-    for line in lines:
-        assert {"before", "after"} <= set(line)
-        assert line["expected"].replace("'", "&#39;") in page
-    assert Path("check/answers.jsonl").stat().st_mode & 0o077 == 0, "for its owner alone"
-    assert "train.jsonl" not in capsys.readouterr().err
-
-
 def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, monkeypatch):
     rows = [record.fields for record in read_text("miniature").select(range(8)).records]
     flags = ""

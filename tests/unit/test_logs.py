@@ -37,15 +37,6 @@ def trainer_of(tmp_path, data):
     return make
 
 
-@pytest.mark.parametrize("disable_tqdm", [True, False])
-def test_a_quiet_trainer_prints_neither_a_bar_nor_figures(trainer_of, capfd, disable_tqdm):
-    trainer = trainer_of(disable_tqdm=disable_tqdm)
-    capfd.readouterr()
-    trainer.train()
-    assert trainer.steps_taken == 3
-    assert capfd.readouterr() == ("", "")
-
-
 def test_training_of_the_original_shows_its_bar_unless_told_not_to(tmp_path, data, capfd):
     for quiet in (True, False):
         args = TrainConfig(output_dir=str(tmp_path), max_steps=1, disable_tqdm=quiet)
