@@ -179,9 +179,8 @@ def test_a_step_is_the_hosts_and_reads_once(device, case):
     host, _ = trained("cpu", **case)
     there, count = trained(device, **case)
     start = torch.cat([p.detach().double().flatten() for p in network().parameters()])
-    digits = (
-        0.05 if ON_GPU and case.get("dtype") == torch.bfloat16 else 1e-4
-    )  # sums round otherwise
+    # sums round otherwise
+    digits = 0.05 if ON_GPU and case.get("dtype") == torch.bfloat16 else 1e-4
     assert (there - host).norm() <= digits * (host - start).norm()
     assert len(count.reads) == 1
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 import torch
-from transformers import HfArgumentParser
 from transformers.training_args import ParallelMode
 
 from hamu import HamuError, UnlearnConfig
@@ -59,6 +58,7 @@ def test_training_and_unlearning_refuse(settings, message):
         (LASTING | {"method": "ga"}, "lasting looks ahead with both gradients, but ga has one"),
         ({"lookahead_steps": 20}, "lookahead_steps has no effect without --lasting; add it, or"),
         ({"fp16": True, "use_cpu": True}, "fp16 needs a GPU: on a CPU training would be"),
+        ({"eval_on_start": False}, "eval_on_start measures the baseline of every figure; leave"),
         ({"max_steps": 0}, "max_steps 0 takes no step; leave it out, or give at least 1"),
         ({"save_only_model": True}, "save_only_model True has no place in unlearning; leave it"),
         ({"optim": "lomo"}, "lomo steps within a backward pass, before two gradients"),
@@ -74,13 +74,6 @@ def test_unlearning_refuses(monkeypatch, settings, message):
     monkeypatch.setenv("WORLD_SIZE", str(settings.pop("processes", 1)))
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         UnlearnConfig(output_dir="unused", **settings)
-
-
-def test_settings_can_be_parsed_by_transformers_and_clipping_be_none():
-    parser = HfArgumentParser((UnlearnConfig,))
-    (args,) = parser.parse_args_into_dataclasses(["--output_dir", "unused"])
-    assert args.clip_norm == 1.0
-    assert UnlearnConfig(output_dir="unused", max_grad_norm=None).clip_norm is None
 
 
 @pytest.mark.parametrize(
@@ -166,6 +159,7 @@ def test_a_run_by_goal_has_a_budget_and_a_lasting_one_bounds_what_it_raises():
     config = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff", max_grad_norm=0.0)
     assert (config.max_retain_increase, config.forget_objective) == (None, "bounded")
     assert (config.check_steps, config.clip_norm) == (0, None), "a norm of 0 means no clipping"
+    assert UnlearnConfig("unused", max_grad_norm=None).clip_norm is None
 
 
 @pytest.mark.parametrize(("settings", "retain", "forget"), [

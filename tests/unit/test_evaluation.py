@@ -173,15 +173,6 @@ def test_classes_are_matched_and_the_larger_group_is_drawn_from_all_of_it():
     assert len({score for draw in draws for score in draw}) == 12
 
 
-def test_predictions_do_not_depend_on_the_batch_size():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
-    data = [{"pixel_values": torch.randn(1, 2, 2), "labels": torch.tensor(i % 2)} for i in range(7)]
-    collate = torch.utils.data.default_collate
-    found = [predict(model, data, size, collate).logits for size in (1, 7)]
-    torch.testing.assert_close(*found)
-
-
 def test_a_model_without_numbers_is_never_right():
     logits = torch.tensor([[math.nan] * 3] * 4 + [[1.0, -math.inf, 0.0]])
     found = Predictions(logits, torch.tensor([0, 0, 1, 2, 0]))

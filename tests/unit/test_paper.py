@@ -145,9 +145,8 @@ def test_an_original_may_be_trained_on_more_data_than_the_runs_read(similar, tmp
     assert whole.description()["model"] == "trained on the same data"
 
 
-@pytest.mark.parametrize(
-    ("forget", "batch", "epoch"), [(40, 5, 80), (200, 3, 134)]
-)  # as in TOFU, and half of all
+# as in TOFU, and half of all
+@pytest.mark.parametrize(("forget", "batch", "epoch"), [(40, 5, 80), (200, 3, 134)])
 def test_paraphrases_make_an_epoch_longer_and_no_batch_larger(tmp_path, forget, batch, epoch):
     stage = texts_stage(tmp_path, 400, forget)
     runs = EXPERIMENTS["figure-10"].runs(stage.scale)
