@@ -201,13 +201,15 @@ def test_nothing_of_an_assessment_is_computed_in_tf32(monkeypatch):
 
 def test_nothing_is_changed():
     model = network().train()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
     model[0].weight.grad = torch.ones_like(model[0].weight)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()
     assessed(model=model)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == modes
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
     assert model[0].bias.grad is None
 
