@@ -1,28 +1,19 @@
 """`hamu assess`: exit codes for scripts, what it leaves behind, what it never touches."""
 
-import json
-
 import pytest
-from run_files import contents
+from run_files import contents, read
 
-from hamu.cli import main
-
-DIGITS = ["--recipe", "digits"]
 QUICK = ("--assess_batches", "1", "--curvature_samples", "0")
 
 
 @pytest.fixture
-def assess(tmp_path, capsys, saved_model):
+def assess(cli, saved_model):
     """Assesses the trained ResNet-8; returns the exit code, assess.json and the screen."""
 
     def call(*flags):
-        out = tmp_path / "assess"
-        fixed = ["--learning_rate", "0.005", "--model", str(saved_model), "--overwrite"]
-        code = main(["assess", *DIGITS, *fixed, "--output_dir", str(out), *flags])
-        path = out / "assess.json"
-        found = json.loads(path.read_text()) if path.exists() else None
-        captured = capsys.readouterr()
-        return code, found, " ".join((captured.out + captured.err).split())
+        fixed = ("--recipe", "digits", "--learning_rate", "0.005", "--model", saved_model)
+        code, out, err = cli("assess", *fixed, "--overwrite", "--output_dir", "assess", *flags)
+        return code, read("assess/assess.json"), out + err
 
     return call
 

@@ -1,18 +1,18 @@
 """`python -m experiments` at the smallest scale: broken off, gone on with, and its pages."""
 
 import json
-import os
 import re
 import shutil
 import signal
 from dataclasses import replace
+from functools import partial
 
 import datasets
 import numpy as np
 import pytest
 import torch
 import yaml
-from interrupting import FORKS, interrupted_at
+from interrupting import FORKS, at_step, interrupted_at
 from run_files import read, write_rows
 
 from experiments.__main__ import main
@@ -22,7 +22,6 @@ from hamu.data import read_text
 from hamu.errors import HamuError
 from hamu.unlearning.compare import children
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer.logs import ProgressBar
 
 SMALL = ("--recipe", "digits", "--fraction", 0.1)
 
@@ -58,17 +57,10 @@ def runs(tmp_path):
 
 
 @pytest.fixture
-def adam_is_killed(monkeypatch):
+def adam_is_killed():
     """Kills the run of AdamW at step 12 as long as the patch is there."""
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if args.optim == "adamw_torch" and state.global_step == 12:
-            os.kill(os.getpid(), signal.SIGKILL)
-        original(self, args, state, control, **kwargs)
-
-    original = ProgressBar.on_step_end
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProgressBar, "on_step_end", on_step_end)
+    killed = partial(signal.raise_signal, signal.SIGKILL)
+    with at_step(12, killed, lambda args: args.optim == "adamw_torch") as patch:
         yield patch
 
 

@@ -7,12 +7,13 @@ import resource
 import shutil
 import signal
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from interrupting import FORKS
+from interrupting import FORKS, at_step
 from run_files import contents, read, read_rows
 from safetensors.torch import load_file, save_file
 
@@ -61,22 +62,16 @@ def unlearn(saved_model, few_digits):
 
 
 @pytest.fixture
-def signal_at(monkeypatch):
+def signal_at():
     """Sends this process a signal at the end of one step, once."""
+    with ExitStack() as armed:
 
-    def arm(step, number):
-        original = ProgressBar.on_step_end
-        sent = []
+        def arm(step, number):
+            waiting = [number]
+            send = lambda: waiting and signal.raise_signal(waiting.pop())  # noqa: E731
+            armed.enter_context(at_step(step, send))
 
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == step and not sent:
-                sent.append(step)
-                os.kill(os.getpid(), number)
-            original(self, args, state, control, **kwargs)
-
-        monkeypatch.setattr(ProgressBar, "on_step_end", on_step_end)
-
-    return arm
+        yield arm
 
 
 @pytest.fixture
