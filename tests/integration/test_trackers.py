@@ -198,6 +198,8 @@ def test_a_line_has_the_losses_and_how_hard_the_step_was():
     assert figures_line(figures).endswith("forget 2        cosθ 0.25"), "there is no threshold"
     figures |= {"stop_threshold": 1.0, "clipped_demand": 0.5, "free_limit": 0.4}
     assert figures_line(figures) == "retain 1.23e-05 forget 2        κ/κ₂ 1.23 q/q₀ 1.25"
+    figures |= {"forgotten_share": 0.9996, "retain_rise": 0.00123}  # of a run by goal
+    assert figures_line(figures) == "forgotten 99.9% retain +0.0012 κ/κ₂ 1.23 q/q₀ 1.25"
     assert figures_line({"eval_forget_loss": 2.0}) == ""
 
 

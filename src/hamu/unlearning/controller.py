@@ -158,6 +158,15 @@ class Controller(TrainerCallback):
         for group in self._optimizer.param_groups:
             group["lr"] = self.rate_of_step
 
+    def figures(self) -> dict[str, float]:
+        """Rate of the step, and what was measured last, for its log."""
+        last = self.history[-1]
+        return {
+            "learning_rate": self.rate_of_step,
+            "forgotten_share": last["forgotten"] / last["records"],
+            "retain_rise": last["retain_loss"] - self.start_loss,
+        }
+
     def note(self, step: PairStep) -> None:
         """Keep the step's constraint, which is read when the run is measured next."""
         self._constraint = step.weights.constraint

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from hamu.core.distributed import is_main
 from hamu.errors import HamuError
 from hamu.files import LAYERS, STEPS, sync
+from hamu.unlearning.goals import percent
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.config import TRACKERS
 
@@ -148,9 +149,13 @@ def silent() -> Console:
 def figures_line(logs: Mapping[str, Any]) -> str:
     """The losses of a step and how hard it was: κ/κ₂ (κ₄ for HAMU-U), without a threshold cosθ.
 
-    In conflict q/q₀ follows, the demand over the most that is free.
+    In conflict q/q₀ follows, the demand over the most that is free. A run by goal shows its latest
+    measurement in place of the losses.
     """
     shown = [f"{name} {logs[key]:<8.3g}" for key, name in _LOSSES.items() if key in logs]
+    if "forgotten_share" in logs:
+        share, rise = percent(logs["forgotten_share"]), logs["retain_rise"]
+        shown = [f"forgotten {share:<5}", f"retain {rise:+.4f}"]
     if logs.get("stop_threshold", 0.0) > 0:
         shown.append(f"κ/κ₂ {logs['kappa'] / logs['stop_threshold']:.2f}")
         if logs.get("headroom", 0.0) > 0:

@@ -449,7 +449,7 @@ class UnlearnTrainer(ResumableTrainer):
             logs["taken"] = float(self.watch.is_taken)
             logs["stopped"] = float(self.stop != ALL_DONE)
             if self.controller is not None:
-                logs["learning_rate"] = self.controller.rate_of_step
+                logs |= self.controller.figures()
         for name in ("train_loss", "total_flos"):  # the sum of two losses, and what is not counted
             logs.pop(name, None)
         super().log(logs, start_time)
