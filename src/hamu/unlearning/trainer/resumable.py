@@ -10,14 +10,13 @@ A checkpoint is whole or not there:
         trainer_state.json
         manifest.json                       size and SHA-256 of every file
 
-transformers writes into a staging folder; `Checkpoints` adds the manifest and renames. Several
+transformers writes into a hidden folder; `Checkpoints` adds the manifest and renames. Several
 processes, sharded or not, write what one writes, so a run resumes in any number and any layout.
 """
 
 import json
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -97,6 +96,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
+        self.staged = self._folder / f".{CHECKPOINT}staged"  # transformers writes into it
 
     def path(self, step: int) -> Path:
         """Place of the checkpoint of a step."""
@@ -107,10 +107,10 @@ class Checkpoints:
         """Folder to write into, the checkpoint of this step once all processes have written."""
         failure = f"the checkpoint of step {step} cannot be written into {self._folder}"
         with writing_model(failure, "and go on from the one before with --resume"):
-            staged = Path(from_main(self._stage))
+            from_main(self._remove_left)
             try:
-                inside = staged / f"{CHECKPOINT}{step}"  # the name that transformers gives it
-                inside.mkdir(exist_ok=True)
+                inside = self.staged / f"{CHECKPOINT}{step}"  # the name that transformers gives it
+                inside.mkdir(parents=True, exist_ok=True)
                 yield inside
                 barrier()
                 if is_main():
@@ -119,14 +119,12 @@ class Checkpoints:
                     sync(self._folder)
             finally:
                 if is_main():
-                    shutil.rmtree(staged, ignore_errors=True)
+                    shutil.rmtree(self.staged, ignore_errors=True)
         barrier()
 
-    def _stage(self) -> str:
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def _remove_left(self) -> None:
         for left in self._folder.glob(f".{CHECKPOINT}*"):  # of an interrupted write
             shutil.rmtree(left)
-        return tempfile.mkdtemp(dir=self._folder, prefix=f".{CHECKPOINT}")
 
     def limit(self, most: int | None, newest: int, *kept: str | None) -> None:
         """Remove the oldest beyond `save_total_limit`; the newest and those kept stay, and count.
@@ -227,7 +225,6 @@ class ResumableTrainer(Trainer):
         self.beside_model: list[Any] = [] if processing is None else [processing]
         self.before_saving: Callable[[], Any] = lambda: None
         self.checkpoints = Checkpoints(str(args.output_dir))
-        self._staged: Path | None = None
         self._saved_step = self._passed_step = -1
         super().__init__(model, args, **kwargs)
         stand_between(self, kwargs.get("callbacks") or [], own_options(type(args)))
@@ -374,7 +371,7 @@ class ResumableTrainer(Trainer):
 
     def _get_output_dir(self, trial: Any) -> str:
         """Folder in which transformers writes and removes checkpoints: the staged one."""
-        return str(self._staged or Path(self.args.output_dir, f".{CHECKPOINT}none"))
+        return str(self.checkpoints.staged)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint; none before a step was taken, as an earlier run would give way."""
@@ -383,13 +380,10 @@ class ResumableTrainer(Trainer):
         self.before_saving()
         state = self.state
         with self.checkpoints.writing(state.global_step) as folder:
-            self._staged = folder.parent
             super()._save_checkpoint(model, trial)
-            self._staged = None
             if state.best_global_step:  # the place that it will have
                 best = self.checkpoints.path(state.best_global_step)
-                is_there = best.is_dir() or state.best_global_step == state.global_step
-                state.best_model_checkpoint = str(best) if is_there else None
+                state.best_model_checkpoint = str(best)
             if is_main():
                 state.save_to_json(str(folder / TRAINER_STATE))
         self._saved_step = state.global_step
