@@ -40,13 +40,7 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> HamuError:
-    """Error for an unknown name, with the closest known one, else with all of them.
-
-    Args:
-        what: the kind of thing, such as "method".
-        name: as given.
-        known: the existing names.
-    """
+    """Error for an unknown name of a kind, such as "method": suggests the closest, or lists all."""
     names = list(known)
     close = closest(str(name), names)
     hint = f"choose one of {', '.join(names)}" if close is None else f"did you mean {close}?"
@@ -61,11 +55,7 @@ def one_line(text: str) -> str:
 
 
 class Interrupted(BaseException):  # no Exception: only the command line catches it
-    """A signal ended a command.
-
-    Attributes:
-        signal: its number.
-    """
+    """A signal, by its number, ended a command."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)

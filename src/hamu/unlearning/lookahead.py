@@ -25,11 +25,9 @@ _FEW = 0.2  # forgotten records in a step ahead, as a share of its retain record
 
 
 class Lookahead:
-    """The point ahead of a model's weights.
+    """The point ahead of a model's weights, for the parameters that are trained.
 
     Args:
-        model: the model.
-        parameters: its trained ones.
         loss: the mean cross-entropy of some rows of a batch under the model as it is.
         rate: learning rate of the steps ahead.
         depth: steps from one start at w to the next.
