@@ -192,11 +192,6 @@ class RepeatedPasses:
     def __len__(self) -> int:
         return len(self._passes)
 
-    @property
-    def sides(self) -> tuple[str, ...]:
-        """Sides of the remembered passes."""
-        return tuple(dict.fromkeys(side for side, *_ in self._passes))
-
     def remember(self, side: str, loss: Callable[[], Tensor], count: Tensor | int) -> None:
         """Note a pass to come: its part of a side's loss, a mean over `count` records or tokens."""
         on_gpu = self._device.type == "cuda"
@@ -342,7 +337,7 @@ class StepWatch(TrainerCallback):
         measures = bool(self.passes) and (corrects or not is_plain) and can_keep
         self._guard = None
         if corrects or measures or self.scale is not None:
-            sides = self.passes.sides if measures else ()
+            sides = tuple(self._sides) if measures else ()
             self._guard = StepGuard(self._pair, optimizer, correct_steps=corrects, keep=sides)
         return () if self._guard is None else self._guard.keep
 
@@ -439,7 +434,7 @@ class StepWatch(TrainerCallback):
         clip: dict[str, Tensor] = dict(zip(SIDES, step.clip, strict=True))
         norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
         after = self._summed(self.passes.losses())
-        changes, length, demand = self._first_order(step, clip, tuple(after))
+        changes, length, demand = self._first_order(step, clip)
         constrained = None if constraint is None else constraint.constrained
         demand = torch.zeros(()) if constrained is None else demand / clip[constrained]
         tensors = {"length": length, "demand": demand}
@@ -462,16 +457,16 @@ class StepWatch(TrainerCallback):
         )
 
     def _first_order(
-        self, step: PairStep, clip: Mapping[str, Tensor], sides: tuple[str, ...]
+        self, step: PairStep, clip: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """g·Δw by side, ‖Δw‖, and the demand on the clipped loss: measured, or of plain descent."""
         rate, constraint = float(self._optimizer.param_groups[0]["lr"]), step.weights.constraint
         demand = torch.zeros(()) if constraint is None else rate * constraint.clipped_demand
-        if self._guard is not None and set(sides) <= set(self._guard.keep):
+        if self._guard is not None and set(self._sides) <= set(self._guard.keep):
             taken = self._guard.taken
-            changes = {side: getattr(taken, f"{side}_change") for side in sides}
+            changes = {side: getattr(taken, f"{side}_change") for side in self._sides}
             return changes, taken.length, demand if taken.demand is None else taken.demand.sum()
-        changes = {side: getattr(step, f"promised_{side}_change") for side in sides}
+        changes = {side: getattr(step, f"promised_{side}_change") for side in self._sides}
         changes = {side: rate * change / clip[side] for side, change in changes.items()}
         return changes, rate * step.combined_sq.sum().sqrt(), demand
 
@@ -496,10 +491,10 @@ class StepWatch(TrainerCallback):
                 tensors |= {"kappa": step.kappa, "cos": step.cos}
             changes = [f"promised_{side}_change" for side in ("retain", "forget")]
             tensors |= {name: getattr(step, name) for name in changes}
-            constraint, direct_share = step.weights.constraint, step.direct_share
-            if constraint is not None and direct_share is not None:
+            constraint = step.weights.constraint
+            if constraint is not None:
                 tensors |= {name: getattr(constraint, name) for name in _OF_A_CONSTRAINT}
-                tensors["direct_share"] = direct_share
+                tensors["direct_share"] = constraint.direct.double().mean()
         return read_at_once(tensors) | self.figures
 
     def block_figures(self) -> dict[str, list[float] | None]:
