@@ -74,7 +74,7 @@ def test_the_newest_stay_and_the_best(tmp_path):
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-9"], "those of an earlier run go first"
     with checkpoints.writing(12):
         pass
-    checkpoints.limit(2, 12, str(tmp_path / "checkpoint-6"))
+    checkpoints.limit(2, 12, best=6)
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]
     checkpoints.limit(0, 12)  # no limit, as transformers has it
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-12"]

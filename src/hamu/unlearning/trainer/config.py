@@ -332,6 +332,7 @@ class UnlearnConfig(TrainConfig):
                 f"lasting looks ahead with both gradients, but {self.method} has one",
             )
             self.forget_objective, self.check_steps = "bounded", 0
+            self.min_forget_loss = self.max_forget_loss = None  # its forget losses are those ahead
         if self.auto:
             self._settle_goal()
         self.optim, self.eval_strategy = self.optim or "sgd", self.eval_strategy or "epoch"

@@ -26,7 +26,7 @@ from hamu.errors import HamuError
 from hamu.files import LAYERS, STEPS, sync
 from hamu.unlearning.goals import percent
 from hamu.unlearning.run_folder import RunFolder
-from hamu.unlearning.trainer.config import TRACKERS
+from hamu.unlearning.trainer.config import TRACKERS, own_options
 
 _MOST_LINES, _FEWEST_LINES = 512, 16  # of layers.jsonl
 _MOST_FIGURES = 400_000  # over all its lines; each takes some eight bytes
@@ -228,11 +228,12 @@ class Tracker(TrainerCallback):
     data loaders. Nothing is sent before the first step was taken; earlier figures follow.
     """
 
-    def __init__(self, tracker: Any, trainer: Any, choices: Collection[str]) -> None:
+    def __init__(self, tracker: Any, trainer: Any) -> None:
         self._tracker, self._trainer = tracker, trainer
         values = {n: getattr(v, "value", v) for n, v in trainer.args.to_dict().items()}
         # numbers, switches and named choices, no path and no token
         is_plain = {n for n, v in values.items() if isinstance(v, bool | int | float | None)}
+        choices = own_options(type(trainer.args))
         shown = {n: v for n, v in values.items() if n in is_plain or n in choices}
         self._settings: Any = copy.copy(trainer.args)
         self._settings.to_dict = lambda: dict(shown)
@@ -240,7 +241,7 @@ class Tracker(TrainerCallback):
         parameters = sum(p.numel() for p in trainer.model.parameters())
         self._model = {"model": SimpleNamespace(num_parameters=lambda: parameters)}
         self._waiting: list[tuple[Any, dict[str, Any]]] = []  # state and figures of a log entry
-        self._has_begun = self._has_ended = self.is_kept_open = False
+        self._has_begun = self.is_kept_open = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Pass figures on, once a first step was taken."""
@@ -254,8 +255,8 @@ class Tracker(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let the tracker finish, unless it is kept open."""
-        if self._has_begun and not self._has_ended and not self.is_kept_open:
-            self._has_ended = True
+        if self._has_begun and not self.is_kept_open:
+            self._has_begun = False
             self._tracker.on_train_end(self._settings, state, control, **self._model)
 
     def _begin(self, state: Any, control: Any) -> None:
@@ -284,12 +285,10 @@ def kept_open(trainer: Trainer) -> Iterator[None]:
             tracker.on_train_end(trainer.args, trainer.state, trainer.control)
 
 
-def stand_between(
-    trainer: Trainer, own: Collection[TrainerCallback], choices: Collection[str]
-) -> None:
+def stand_between(trainer: Trainer, own: Collection[TrainerCallback]) -> None:
     """Put a `Tracker` before each tracker of a trainer; a user's own callbacks stay."""
     kinds = tuple(integration_utils.INTEGRATION_TO_CALLBACK[name] for name in TRACKERS)
     callbacks: list[Any] = trainer.callback_handler.callbacks
     for place, callback in enumerate(callbacks):
         if isinstance(callback, kinds) and callback not in own:
-            callbacks[place] = Tracker(callback, trainer, choices)
+            callbacks[place] = Tracker(callback, trainer)

@@ -54,7 +54,7 @@ from hamu.files import (
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
 from hamu.unlearning.goals import StopReason, is_text
-from hamu.unlearning.trainer.config import TrainConfig, own_options
+from hamu.unlearning.trainer.config import TrainConfig
 from hamu.unlearning.trainer.logs import silence, stand_between
 from hamu.unlearning.trainer.sides import check_is_measured
 
@@ -126,19 +126,17 @@ class Checkpoints:
         for left in self._folder.glob(f".{CHECKPOINT}*"):  # of an interrupted write
             shutil.rmtree(left)
 
-    def limit(self, most: int | None, newest: int, *kept: str | None) -> None:
-        """Remove the oldest beyond `save_total_limit`; the newest and those kept stay, and count.
+    def limit(self, most: int | None, newest: int, best: int | None = None) -> None:
+        """Remove the oldest beyond `save_total_limit`; those of these two steps stay, and count.
 
         Those of later steps than the newest are of an earlier run, and go first.
         """
         if not most or most < 0 or not is_main():
             return
-        found = sorted((step <= newest, step, path.name) for step, path in self._found(ours=True))
-        names = [name for *_, name in found]
-        stay = {self.path(newest).name, *(Path(one or "").name for one in kept)}
-        removable = [name for name in names if name not in stay]
-        for name in removable[: max(0, len(names) - most)]:
-            remove_whole(self._folder / name)
+        found = sorted((step <= newest, step, path) for step, path in self._found(ours=True))
+        removable = [path for _, step, path in found if step not in (newest, best)]
+        for path in removable[: max(0, len(found) - most)]:
+            remove_whole(path)
 
     def newest(self, *, required: bool = False) -> Path | None:
         """Newest whole checkpoint, None if there is none; damaged ones above it are removed.
@@ -209,7 +207,6 @@ class ResumableTrainer(Trainer):
         before_saving: called before each checkpoint is written, and before a tracker begins.
         interrupted_by: set to a reason, the run ends after its present step, and saves a
             checkpoint if any step was taken; `was_interrupted` is true once it has.
-        resumed_from: the checkpoint that the run goes on from, "" for a new run.
     """
 
     model: Any
@@ -219,15 +216,14 @@ class ResumableTrainer(Trainer):
     train_dataset: Any
 
     def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
-        self.interrupted_by = self.resumed_from = ""
+        self.interrupted_by = ""
         self.was_interrupted = False
         processing = kwargs.get("processing_class")
         self.beside_model: list[Any] = [] if processing is None else [processing]
         self.before_saving: Callable[[], Any] = lambda: None
         self.checkpoints = Checkpoints(str(args.output_dir))
-        self._saved_step = self._passed_step = -1
         super().__init__(model, args, **kwargs)
-        stand_between(self, kwargs.get("callbacks") or [], own_options(type(args)))
+        stand_between(self, kwargs.get("callbacks") or [])
 
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any
@@ -251,9 +247,8 @@ class ResumableTrainer(Trainer):
             )
         if self.was_interrupted:  # in an earlier call; what asks before this one holds
             self.interrupted_by, self.was_interrupted = "", False
-        self._saved_step = self._passed_step = -1
-        self.resumed_from = str(checkpoint or "")
-        return super().train(resume_from_checkpoint=self.resumed_from or None, **kwargs)
+        self._passed_step = -1
+        return super().train(resume_from_checkpoint=checkpoint and str(checkpoint), **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Make the optimizer; a library's refusal names the option."""
@@ -350,10 +345,11 @@ class ResumableTrainer(Trainer):
         self._passed_step = step
         if is_early or self.was_interrupted:
             return
+        is_saved = control.should_save
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if self._interrupted_anywhere():
             self.interrupted_by = self.interrupted_by or "another process"
-            if self._saved_step != step:
+            if not is_saved:
                 self._save_checkpoint(self.model, None)
             self.control.should_training_stop = self.was_interrupted = True
 
@@ -386,9 +382,8 @@ class ResumableTrainer(Trainer):
                 state.best_model_checkpoint = str(best)
             if is_main():
                 state.save_to_json(str(folder / TRAINER_STATE))
-        self._saved_step = state.global_step
-        most, best_one = self.args.save_total_limit, state.best_model_checkpoint
-        self.checkpoints.limit(most, state.global_step, best_one)
+        most = self.args.save_total_limit
+        self.checkpoints.limit(most, state.global_step, state.best_global_step)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None

@@ -120,21 +120,20 @@ class SideLosses:
         is_other = self._objectives[side].answers == "alternative"
         return batch[ALTERNATIVE] if is_other else batch
 
-    def count(self, side: str, batch: Mapping[str, Any]) -> Tensor | int:
-        """Images or scored tokens of a batch, or the records that the objective is a mean over."""
-        return self._objectives[side].count(self._answers(side, batch)["labels"])
-
     def counts(
         self, batches: Sequence[Mapping[str, Any]], device: torch.device
     ) -> dict[str, Tensor | int]:
-        """By side, the count of a whole step: over its accumulated batches and all processes."""
+        """By side, images or scored tokens of a step, or records that its objective is a mean over.
+
+        They are counted over accumulated batches and all processes.
+        """
         counts: dict[str, Tensor | int] = {
             side: sum(
-                self.count(side, batch[side]) * weight_of(batch, side)
+                one.count(self._answers(side, batch[side])["labels"]) * weight_of(batch, side)
                 for batch in batches
                 if side in batch
             )
-            for side in self._objectives
+            for side, one in self._objectives.items()
         }
         if world_size() == 1:
             return counts

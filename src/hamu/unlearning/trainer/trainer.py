@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset
 from transformers import TrainerCallback
 from transformers.utils import logging
 
@@ -121,6 +121,7 @@ class UnlearnTrainer(ResumableTrainer):
     ) -> None:
         _check_arguments(args, kwargs, forget_dataset)
         args = copy.copy(args)  # defaults that depend on the data are settled in it
+        args.train_sampling_strategy = "sequential"  # the paired data set does the shuffling
         method = args.build_method()
         self.sides = [side for side in SIDES if getattr(method, f"uses_{side}")]
         self._is_split = args.pairing == "split"
@@ -165,10 +166,8 @@ class UnlearnTrainer(ResumableTrainer):
     def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
         self.pair = _prepared(model, method, args, **self._records)
         self.side_losses = SideLosses(model, args.objectives())
-        self._early_ends = EarlyEnds(max_retain_loss=args.max_retain_loss)
-        if not args.lasting:  # whose forget losses are those of a point ahead
-            limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
-            self._early_ends = EarlyEnds(*limits)
+        limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
+        self._early_ends = EarlyEnds(*limits)
         self.watch = StepWatch(self.pair, args, model, self.sides, self._undone)
         self.lookahead: Lookahead | None = None
         if args.lasting:
@@ -185,7 +184,6 @@ class UnlearnTrainer(ResumableTrainer):
         self.skip_reason, self.stop = "", ALL_DONE
         self._steps_of_best: int | None = None
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
-        self._at = -1  # its number
         if self.state.global_step:
             self.start_predictions, self.predictions = {}, {}
         self.pair.discard()  # what an earlier run was broken off in
@@ -202,18 +200,23 @@ class UnlearnTrainer(ResumableTrainer):
         """Train as `ResumableTrainer` does; if it diverged, go back to the best checkpoint."""
         self._begin()
         output = super().train(*args, **kwargs)
-        self._note_early_end()
+        is_early = self.state.global_step < self.state.max_steps and not self.was_interrupted
+        if self.stop == ALL_DONE and is_early:
+            self.stop = BY_A_CALLBACK
         if self.stop == ALL_DONE and self.steps_skipped and not self.steps_taken:
             tried = f"{self.steps_skipped} tried, and the last one skipped as {self.skip_reason}"
             self.stop = StopReason("skips", tried)
             _warn(f"no step was taken, the model is as it was: {tried}")
-        chosen = self.args.load_best_model_at_end or self.controller is not None
-        if self.stop.kind == "retain loss" and not (chosen or self.was_interrupted):
-            if self.state.best_model_checkpoint is None:
+        best = self.state.best_global_step
+        if self.args.load_best_model_at_end:
+            if best not in (None, self.state.global_step):
+                self._add_to_stop(f"the weights are the best ones, of step {best}")
+        elif self.stop.kind == "retain loss" and not (self.controller or self.was_interrupted):
+            if best is None:
                 self._add_to_stop("there is no checkpoint to go back to, see --save_strategy")
             else:
                 self._load_best_model()
-                self._add_to_stop(f"back to the weights of step {self.state.best_global_step}")
+                self._add_to_stop(f"back to the weights of step {best}")
         return output
 
     @property
@@ -237,12 +240,14 @@ class UnlearnTrainer(ResumableTrainer):
         return self.stop != ALL_DONE or super().is_over
 
     @property
+    def _steps_in_model(self) -> int:
+        if self.controller is not None and self.controller.ended:
+            return self.controller.steps_of_best
+        return self.steps_taken if self._steps_of_best is None else self._steps_of_best
+
+    @property
     def _sharing(self) -> int:
         return world_size() // 2 if self._is_split else world_size()
-
-    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
-        """Go in order: the paired data set does the shuffling."""
-        return SequentialSampler(self.train_dataset)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Load training batches; several processes read their shares of the same global ones."""
@@ -288,19 +293,8 @@ class UnlearnTrainer(ResumableTrainer):
     def _load_best_model(self) -> None:
         super()._load_best_model()
         self.predictions = {}
-        self._note_early_end()
-        best = self.state.best_global_step
-        if best == self.state.global_step:
-            return
         of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))
         self._steps_of_best = of_best["steps_taken"]
-        if self.args.load_best_model_at_end:
-            self._add_to_stop(f"the weights are the best ones, of step {best}")
-
-    def _note_early_end(self) -> None:
-        is_early = self.state.global_step < self.state.max_steps and not self.was_interrupted
-        if self.stop == ALL_DONE and is_early:
-            self.stop = BY_A_CALLBACK
 
     def end_run(self, stop: StopReason) -> None:
         """End the run after the step at hand; its weights may be others than were evaluated."""
@@ -315,14 +309,14 @@ class UnlearnTrainer(ResumableTrainer):
     def _get_num_items_in_batch(  # type: ignore[override]
         self, batch_samples: list[Any], device: torch.device
     ) -> dict[str, Tensor | int]:
-        self._of_step = batch_samples
+        self._of_step, self._losses, self.predictions = batch_samples, {}, {}
         return self.side_losses.counts(batch_samples, device)
 
     def training_step(  # type: ignore[override]
         self,
         model: nn.Module,
         inputs: Any,
-        num_items_in_batch: Mapping[str, Tensor | int] | None = None,
+        num_items_in_batch: Mapping[str, Tensor | int],
     ) -> Tensor:
         """Run both passes of a batch of pairs, and combine after the step's last; return the loss.
 
@@ -331,15 +325,12 @@ class UnlearnTrainer(ResumableTrainer):
         model.train()
         for module in self._batchnorms if self.args.freeze_batchnorm else ():
             module.eval()
-        if self._at != self.state.global_step:
-            self._at, self._losses, self.predictions = self.state.global_step, {}, {}
         inputs = self._prepare_inputs(inputs)
         if self.lookahead is not None and not self._losses:  # once a step
             whole: list[Any] = [self._prepare_inputs(one) for one in self._of_step]
             self.lookahead.advance([(one["retain"], one["forget"]) for one in whole])
         if self.args.forget_objective == "bounded" and self.goal_run.limits is None:
             self.goal_run.focus(self.goal_run.stand())  # by all processes, also of the other side
-        limits = self.goal_run.limits_of(inputs[POSITIONS]) if POSITIONS in inputs else None
         step, logged_every = self.state.global_step + 1, self.state.logging_steps
         is_checked = self.watch.schedule.is_due(step, logged_every)
         # DDP averages gradients over the processes, but each has only its part of the sum; split
@@ -347,12 +338,10 @@ class UnlearnTrainer(ResumableTrainer):
         scale = 1 if self._is_split else world_size()
         losses: list[Tensor] = []
         for side in self._own_sides:
-            batch = inputs[side]
-            counts = num_items_in_batch or {side: self.side_losses.count(side, batch)}
-            given = (side, batch, weight_of(inputs, side), counts[side])
-            loss_of = partial(self._loss, given, limits if side == "forget" else None)
+            count = num_items_in_batch[side]
+            loss_of = partial(self._loss, side, inputs, count)
             if is_checked:
-                self.watch.passes.remember(side, partial(loss_of, self.model), counts[side])
+                self.watch.passes.remember(side, partial(loss_of, self.model), count)
             ahead = self.lookahead if side == "forget" else None
             with getattr(self.pair, side)(), nullcontext() if ahead is None else ahead.ahead():
                 loss = loss_of(model)
@@ -364,13 +353,12 @@ class UnlearnTrainer(ResumableTrainer):
         return torch.stack(losses).sum()
 
     def _loss(
-        self,
-        given: tuple[str, Mapping[str, Tensor], float, Tensor | int],
-        limits: Tensor | None,
-        model: nn.Module,
+        self, side: str, inputs: Mapping[str, Any], count: Tensor | int, model: nn.Module
     ) -> Tensor:
-        """A batch's part of the mean over its step: given its weight, and the step's count."""
-        side, batch, weight, count = given
+        """A side's batch as part of the mean over its step, of `count` records or tokens."""
+        batch, weight, limits = inputs[side], weight_of(inputs, side), None
+        if side == "forget" and POSITIONS in inputs:
+            limits = self.goal_run.limits_of(inputs[POSITIONS])
         if not self._causality_checked:
             check_causal_mask(self.model, batch)
             self._causality_checked = True
@@ -440,19 +428,16 @@ class UnlearnTrainer(ResumableTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Put the step's own figures in place of the summed loss."""
         with self.watch.schedule.logged():
-            self._log(logs, start_time)
-
-    def _log(self, logs: dict[str, float], start_time: float | None) -> None:
-        if "loss" in logs and self._losses:
-            del logs["loss"]
-            logs.update(self.watch.step_figures() | self._population_figures())
-            logs["taken"] = float(self.watch.is_taken)
-            logs["stopped"] = float(self.stop != ALL_DONE)
-            if self.controller is not None:
-                logs |= self.controller.figures()
-        for name in ("train_loss", "total_flos"):  # the sum of two losses, and what is not counted
-            logs.pop(name, None)
-        super().log(logs, start_time)
+            if "loss" in logs and self._losses:
+                del logs["loss"]
+                logs.update(self.watch.step_figures() | self._population_figures())
+                logs["taken"] = float(self.watch.is_taken)
+                logs["stopped"] = float(self.stop != ALL_DONE)
+                if self.controller is not None:
+                    logs |= self.controller.figures()
+            for name in ("train_loss", "total_flos"):  # a sum of both losses, and not counted
+                logs.pop(name, None)
+            super().log(logs, start_time)
         steps = [number for number, entry in enumerate(self.state.log_history) if "taken" in entry]
         for number in reversed(steps[:-_REMEMBERED]):
             del self.state.log_history[number]
@@ -475,7 +460,7 @@ class UnlearnTrainer(ResumableTrainer):
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate; the start of a run that is resumed was evaluated before its first step."""
-        if self.resumed_from and kwargs.get("skip_scheduler"):  # as at the start alone
+        if self.state.global_step and kwargs.get("skip_scheduler"):  # as at the start alone
             return {}
         return super()._evaluate(*args, **kwargs)
 
@@ -496,11 +481,8 @@ class UnlearnTrainer(ResumableTrainer):
             return set_figures(found)
         prefix, step = metric_key_prefix, self.state.global_step
         evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_loss" in e]
-        best = self._steps_of_best
-        if self.controller is not None and self.controller.ended:
-            best = self.controller.steps_of_best
         # evaluated before the run was resumed; or those of other weights, not the last step's
-        is_known = step in evaluated or best not in (None, self.steps_taken)
+        is_known = step in evaluated or self._steps_in_model != self.steps_taken
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
             broadcast([one for module in self._batchnorms for one in module.buffers()])
@@ -529,9 +511,6 @@ class UnlearnTrainer(ResumableTrainer):
 
     def history(self) -> dict[str, Any]:
         """Evaluations of a run that has ended, its steps, promise, goal and stop reason."""
-        steps_of_best = self._steps_of_best
-        if self.controller is not None:
-            steps_of_best = self.controller.steps_of_best
         return {
             # a checkpoint's entries come in another order
             "trajectory": [
@@ -539,7 +518,7 @@ class UnlearnTrainer(ResumableTrainer):
             ],
             "steps_taken": self.steps_taken,
             "steps_skipped": self.steps_skipped,
-            "steps_in_model": self.steps_taken if steps_of_best is None else steps_of_best,
+            "steps_in_model": self._steps_in_model,
             "promise": self.promise,
             "controller": None if self.controller is None else self.controller.history,
             "goal": self.goal_run.figures(),
