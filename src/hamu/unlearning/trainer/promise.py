@@ -308,11 +308,7 @@ class StepWatch(TrainerCallback):
     ) -> None:
         self._pair, self._args, self._sides, self._on_undone = pair, args, sides, on_undone
         self._model, self._device = model, pair.parameters[0].device
-        self._losses: Mapping[str, Tensor] = {}
         self._guard: StepGuard | None = None
-        self._rates: list[float] = []
-        self._scaler: Any = None
-        self._scaling: dict[str, Any] | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -478,11 +474,10 @@ class StepWatch(TrainerCallback):
     def step_figures(self) -> dict[str, float]:
         """Figures of the step, in one transfer, and of its check; losses alone if the run ended."""
         step, sides = self.step, self._sides
-        given = None if step is None else step.losses
-        if given is None:
-            losses: Mapping[str, Tensor] = self._summed(self._losses)
+        if step is None or step.losses is None:
+            losses = self._summed(self._losses)
         else:  # read with the step's decision
-            losses = dict(zip(SIDES, given, strict=True))
+            losses = dict(zip(SIDES, step.losses, strict=True))
         tensors = {f"{side}_loss": losses[side] for side in sides}
         if step is not None:
             norms: dict[str, Tensor] = dict(zip(SIDES, step.gradient_norms, strict=True))
