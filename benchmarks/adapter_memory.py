@@ -23,7 +23,7 @@ from _report import print_report
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hamu import UnlearnConfig, UnlearnTrainer
-from hamu.data import TextCollator
+from hamu.data import collate
 from hamu.models.language import AdapterSettings, with_adapter
 from hamu.unlearning.trainer.logs import silence
 
@@ -61,7 +61,7 @@ def one_run(method: str, steps: int) -> dict[str, float]:
             args,
             retain_dataset=data,
             forget_dataset=data,
-            data_collator=TextCollator(pad_token_id=0),
+            data_collator=collate,
         )
         silence(trainer)
         trainer.train()

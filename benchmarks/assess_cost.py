@@ -24,8 +24,7 @@ from hamu.assess import assess_model
 from hamu.assess.curvature import hessian_product
 from hamu.assess.gradients import AssessedModel
 from hamu.core.forward import evaluating, without_tf32
-from hamu.data import ImageData, TextCollator, forget_class, pixel_statistics, read_images
-from hamu.data.images import collate
+from hamu.data import ImageData, collate, forget_class, pixel_statistics, read_images
 from hamu.models import new_classifier
 
 
@@ -129,9 +128,7 @@ def main() -> None:
     texts = [torch.randint(1, 4096, (64,)) for _ in range(100 if options.quick else 440)]
     records = [{"input_ids": ids, "labels": ids} for ids in texts]
     tenth = len(records) // 11
-    figures |= measured(
-        "llama_5m", llama, records[tenth:], records[:tenth], TextCollator(pad_token_id=0), 8
-    )
+    figures |= measured("llama_5m", llama, records[tenth:], records[:tenth], collate, 8)
     for name, value in figures.items():
         print(f"{name}: {value:.2f} {'passes' if name.endswith('product') else 'epochs'}")
     print_report("assess_cost", figures)

@@ -22,8 +22,7 @@ from _report import print_report
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
-from hamu.data import UnlearningData, forget_class, pixel_statistics, read_images
-from hamu.data.images import collate
+from hamu.data import UnlearningData, collate, forget_class, pixel_statistics, read_images
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import StepLog

@@ -48,7 +48,6 @@ from hamu.core.distributed import SplitPairing
 from hamu.core.forward import OriginalModel, predict_logits
 from hamu.core.gram_meter import bucket_bytes, widened_at_once
 from hamu.core.objectives import Scored, build_objective
-from hamu.data import TextCollator
 from hamu.evaluation.predictions import predict_tokens
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, with_adapter
@@ -176,7 +175,7 @@ def evaluation_peak() -> float:
         with meter.phase("weights"):
             model = new_llama(vocabulary, 256, 2)
         with meter.phase("evaluation"):
-            predict_tokens(model, records, size, TextCollator())
+            predict_tokens(model, records, size)
     phase = meter.phases["evaluation"]
     return (phase.peak - phase.start) / (4 * size * length * vocabulary)
 

@@ -22,8 +22,7 @@ from typing import Any
 import transformers
 
 from hamu.assess import measure_hardness
-from hamu.data import forget_class, read_images
-from hamu.data.images import collate
+from hamu.data import collate, forget_class, read_images
 from hamu.evaluation import predict
 from hamu.models import load_classifier
 from hamu.unlearning.trainer import UnlearnConfig
@@ -50,7 +49,7 @@ def judge(model: Any, problem: Any) -> dict[str, float]:
         ("forget", problem.forget),
         ("test", problem.test),
     ):
-        predictions = predict(model, data, 500, collate)
+        predictions = predict(model, data, 500)
         figures[f"{name}_loss"] = predictions.losses.mean().item()
         figures[f"{name}_accuracy"] = predictions.correct.double().mean().item()
     return figures

@@ -36,13 +36,12 @@ from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import (
     PairCollator,
     PairedDataset,
-    TextCollator,
     UnlearningData,
+    collate,
     encode,
     forget_data,
     read_text,
 )
-from hamu.data.images import collate
 from hamu.evaluation import predict, predict_tokens
 from hamu.models.language import load_language_model, load_tokenizer
 from hamu.unlearning.trainer import TrainConfig, train_original
@@ -184,10 +183,7 @@ def digits() -> dict[str, Any]:
     problem = scenario.problem(model)
 
     def losses(model: Any) -> dict[str, float]:
-        return {
-            n: predict(model, d, 500, collate).losses.mean().item()
-            for n, d in problem.sets().items()
-        }
+        return {n: predict(model, d, 500).losses.mean().item() for n, d in problem.sets().items()}
 
     rates = {"sgd": 5e-3, "momentum": 5e-4, "adamw": 1e-4, "adafactor": 1e-3}
     return {"model": model, "problem": problem, "collate": collate, "batch_size": 128, "steps": 50, "rates": rates,
@@ -201,18 +197,16 @@ def tofu(options: argparse.Namespace) -> dict[str, Any]:
         read_text(str(folder / "full.json")), None, read_text(str(folder / "forget10.json"))
     )
     retain, forget = (encode(data, tokenizer, 256) for data in (records.retain, records.forget))
-    collator = TextCollator(tokenizer.pad_token_id)
     some = UnlearningData(retain.select(range(0, len(retain), 6)), forget, None, "")
 
     def losses(model: Any) -> dict[str, float]:
         return {
-            n: predict_tokens(model, d, 64, collator).losses.mean().item()
-            for n, d in some.sets().items()
+            n: predict_tokens(model, d, 64).losses.mean().item() for n, d in some.sets().items()
         }
 
     problem = UnlearningData(retain, forget, None, records.forget_name)
     rates = {"adamw": 3e-5}
-    return {"model": load_language_model(options.model), "problem": problem, "collate": collator, "batch_size": 48,
+    return {"model": load_language_model(options.model), "problem": problem, "collate": collate, "batch_size": 48,
             "steps": options.steps, "rates": rates, "losses": losses}  # fmt: skip
 
 

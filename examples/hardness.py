@@ -38,8 +38,14 @@ from hamu.assess.curvature import hessian_product, lanczos
 from hamu.assess.gradients import AssessedModel
 from hamu.cli.demo import TRAIN, Scenario
 from hamu.core.forward import evaluating, without_tf32
-from hamu.data import ImageData, UnlearningData, forget_class, pixel_statistics, read_images
-from hamu.data.images import collate
+from hamu.data import (
+    ImageData,
+    UnlearningData,
+    collate,
+    forget_class,
+    pixel_statistics,
+    read_images,
+)
 from hamu.evaluation import predict
 from hamu.models import load_classifier, new_classifier
 from hamu.unlearning.trainer import TrainConfig, train_original
@@ -72,7 +78,7 @@ class Until(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look."""
-        right = predict(self.model, self.data, 500, collate).correct.double().mean().item()
+        right = predict(self.model, self.data, 500).correct.double().mean().item()
         control.should_training_stop = right >= self.share
 
 
@@ -107,7 +113,7 @@ def cifar(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any]]:
         )
         print(
             "training accuracy",
-            predict(model, train, 500, collate).correct.double().mean().item(),
+            predict(model, train, 500).correct.double().mean().item(),
             flush=True,
         )
 

@@ -22,7 +22,6 @@ import transformers
 from rich.console import Console
 
 from hamu.data import read_images
-from hamu.data.images import collate
 from hamu.evaluation import predict
 from hamu.models import load_classifier
 
@@ -36,7 +35,7 @@ def on_test_images(model_dir: str, data_dir: str) -> dict[str, float]:
     data = read_images(data_dir, split="test").normalized(
         model.config.image_mean, model.config.image_std
     )
-    right = predict(model, data, 500, collate).correct.double()
+    right = predict(model, data, 500).correct.double()
     return {
         "all": right.mean().item(),
         "forgotten": right[torch.as_tensor(data.labels) == FORGOTTEN].mean().item(),

@@ -23,10 +23,10 @@ from transformers import set_seed
 
 from hamu.assess import measure_hardness
 from hamu.data import (
-    TextCollator,
     TextData,
     TextRecords,
     UnlearningData,
+    collate,
     encode,
     forget_data,
     read_text,
@@ -104,7 +104,7 @@ def unlearned(name: str, options: argparse.Namespace) -> dict[str, Any]:
             **SETTINGS,
         )
         begin = time.perf_counter()
-        trainer = quiet_trainer(model, problem, args, [], TextCollator(tokenizer.pad_token_id))
+        trainer = quiet_trainer(model, problem, args, [], collate)
         trainer.train()
         found = {
             "seconds": round(time.perf_counter() - begin),
@@ -112,10 +112,7 @@ def unlearned(name: str, options: argparse.Namespace) -> dict[str, Any]:
             "ended": trainer.stop_reason or "all its steps are done",
             "log": [entry for entry in trainer.state.log_history if "taken" in entry],
         }
-    collator = TextCollator(tokenizer.pad_token_id)
-    predictions = {
-        key: predict_tokens(model, data, 64, collator) for key, data in problem.sets().items()
-    }
+    predictions = {key: predict_tokens(model, data, 64) for key, data in problem.sets().items()}
     texts = {
         key: [r.answer.strip() for r in data.texts.records] for key, data in problem.sets().items()
     }
@@ -142,7 +139,6 @@ def hardness(options: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for setting, problem in (("dissimilar", plain), ("similar (stand-in)", similar)):
         tokens = encoded(problem, tokenizer)
-        collate = TextCollator(tokenizer.pad_token_id)
         found[setting] = asdict(
             measure_hardness(model, tokens.retain, tokens.forget, collate=collate, batch_size=48)
         )

@@ -26,8 +26,7 @@ from transformers import TrainerCallback, set_seed
 
 from experiments.problems import Problem, cifar, digits, original, retrained, run, slug, tofu
 from hamu import UnlearnConfig, UnlearnTrainer
-from hamu.data import forget_class, read_images
-from hamu.data.images import collate
+from hamu.data import collate, forget_class, read_images
 from hamu.evaluation import AttackData, AttackSettings, attack
 from hamu.models import load_classifier
 from hamu.unlearning.lookahead import Lookahead
@@ -158,7 +157,7 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
     if trainer.controller is None and within.kept is not None:
         model.load_state_dict(within.kept)
     report = trainer.evaluate()
-    data = AttackData(problem.retain, problem.forget, collate)
+    data = AttackData(problem.retain, problem.forget)
     settings = AttackSettings(attacks="relearn-retain,relearn-few", attack_steps=40)
     outcomes = attack(model, data, settings).outcomes
     return {

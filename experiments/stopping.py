@@ -36,8 +36,7 @@ from hamu.core.gram_meter import GramMeter
 from hamu.core.methods import HamuQ
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.population import Population, judged
-from hamu.data import forget_class
-from hamu.data.images import collate
+from hamu.data import collate, forget_class
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.trainer import TrainConfig, train_original

@@ -29,8 +29,7 @@ from hamu.assess import assess_model
 from hamu.assess.curvature import hessian_product
 from hamu.assess.gradients import AssessedModel, PartedGram, gradient_alignment, parted_gradient
 from hamu.core.methods import method_classes
-from hamu.data import ImageData, TextCollator, encode, read_text
-from hamu.data.images import collate
+from hamu.data import ImageData, collate, encode, read_text
 from hamu.evaluation import AttackData, AttackSettings, attack, generate_answers, predict_tokens
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 
@@ -307,7 +306,7 @@ def test_a_model_over_a_device_and_the_host_predicts_texts_as_on_one(device, tex
     for place in ("cpu", device):
         torch.manual_seed(0)
         model = Spread(nn.Embedding(len(tokenizer), 8), nn.Linear(8, len(tokenizer)), place)
-        found.append(predict_tokens(model, encoded, 8, TextCollator()).losses)
+        found.append(predict_tokens(model, encoded, 8).losses)
     torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-5)
 
 
@@ -332,8 +331,8 @@ def test_attacks_are_the_hosts(device, texts):
     retain, forget, others = (
         encoded.select(range(*ends)) for ends in ((0, 10), (10, 18), (18, 24))
     )
-    of_texts = AttackData(retain, forget, TextCollator(), 8, others, tokenizer)
-    of_images = AttackData(images(40), images(20, 1), collate)
+    of_texts = AttackData(retain, forget, 8, others, tokenizer)
+    of_images = AttackData(images(40), images(20, 1))
     named = ("relearn-retain,relearn-few,relearn-unrelated,prefill",)
     for original, data, names in ((classifier(), of_images, ()), (model, of_texts, named)):
         settings = AttackSettings(*names, attack_steps=4, attack_seeds=1, attack_batch_size=4)
@@ -398,11 +397,10 @@ def test_a_trainers_run_is_the_hosts(tmp_path, monkeypatch, settings):
 
 
 def test_a_run_on_texts_with_an_adapter_is_the_hosts(tmp_path, monkeypatch, texts):
-    model, tokenizer, encoded = texts
+    model, _, encoded = texts
     data = {
         "retain_dataset": encoded.select(range(16)),
         "forget_dataset": encoded.select(range(16, 24)),
-        "data_collator": TextCollator(tokenizer.pad_token_id),
     }
     found = []
     for place in ("cpu", f"{NAME}:0"):

@@ -27,7 +27,7 @@ from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, buil
 from hamu.core.distributed import leave, rank, world_size
 from hamu.core.distributed.sharded import shard
 from hamu.core.gram_meter import GramMeter
-from hamu.data import TextCollator
+from hamu.data import collate
 from hamu.evaluation import predict
 from hamu.models.language import AdapterSettings, with_adapter
 
@@ -123,7 +123,7 @@ def problem(kind):
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # zero at first: then the others would not move
                 torch.nn.init.normal_(parameter, std=0.1)
-    return model if kind == "rough" else model.double(), texts(31, 1), texts(10, 2), TextCollator(0)
+    return model if kind == "rough" else model.double(), texts(31, 1), texts(10, 2), collate
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def run(case, folder, steps, saves=None, resumes=None, target=None):
         "ended_kind": trainer.stop.kind,
         "controller": trainer.controller.history if trainer.controller else None,
         "losses": {name: one.losses for name, one in trainer.predictions.items()},
-        "own losses": predict(model, retain, 8, collate).losses if kind == "batchnorm" else None,
+        "own losses": predict(model, retain, 8).losses if kind == "batchnorm" else None,
     }
 
 

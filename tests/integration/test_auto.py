@@ -11,8 +11,7 @@ from transformers import TrainerCallback
 
 from hamu import UnlearnTrainer
 from hamu.core.forward import predict_logits
-from hamu.data import forget_class, forget_rows, read_text
-from hamu.data.images import collate
+from hamu.data import collate, forget_class, forget_rows, read_text
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, predict
 from hamu.unlearning.lookahead import Lookahead
@@ -23,7 +22,7 @@ ROWS = [0, 7, 20, 33, 41, 58, 60, 77, 84, 95, 103, 118]
 
 
 def predicted(model, data):
-    return predict(model, data, 512, collate)
+    return predict(model, data, 512)
 
 
 def retain_loss(model, problem):

@@ -10,7 +10,7 @@ from transformers import set_seed
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.core.objectives import Scored, build_objective
-from hamu.data import TextCollator, encode, forget_rows, matching, read_text
+from hamu.data import collate, encode, forget_rows, matching, read_text
 from hamu.evaluation import predict_tokens
 from hamu.models.language import (
     AdapterSettings,
@@ -38,14 +38,13 @@ def start():
 
 @pytest.fixture
 def trainer_of(start, tmp_path):
-    def make(model=None, forget=None, retain=None, pads=True, retain_predictions=None, **settings):
-        base, tokenizer, sides = start
+    def make(model=None, forget=None, retain=None, retain_predictions=None, **settings):
+        base, _, sides = start
         defaults = {"eval_strategy": "no", "eval_on_start": False, "max_steps": 2}
         defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}
         defaults |= {"constraint_mode": "relative", "stopping": "off"}
         args = UnlearnConfig(output_dir=str(tmp_path / "run"), **defaults | settings)
-        given = {"data_collator": TextCollator(tokenizer.pad_token_id) if pads else None}
-        given |= {"retain_dataset": retain or sides[0], "forget_dataset": forget or sides[1]}
+        given = {"retain_dataset": retain or sides[0], "forget_dataset": forget or sides[1]}
         given["retain_predictions"] = retain_predictions
         trainer = UnlearnTrainer(model or copy.deepcopy(base), args, **given)
         silence(trainer)
@@ -55,8 +54,8 @@ def trainer_of(start, tmp_path):
 
 
 def test_a_retain_model_of_another_tokenizer_predicts_the_same_records(start, trainer_of):
-    model, tokenizer, (_, forget) = start
-    found = predict_tokens(model, forget, 8, TextCollator(tokenizer.pad_token_id))
+    model, _, (_, forget) = start
+    found = predict_tokens(model, forget, 8)
     halves = {name: getattr(found, name).repeat(2) for name in ("losses", "correct", "expected")}
     record = found.record.repeat_interleave(2)
     others = replace(found, **halves, spread=halves["losses"], record=record)
@@ -74,14 +73,14 @@ def test_texts_of_different_lengths_need_no_collator(by_goal, start, trainer_of)
         for data in start[2]
     )
     assert len({len(item["labels"]) for item in retain}) > 1
-    trainer = trainer_of(retain=retain, forget=forget, pads=False, **by_goal)
+    trainer = trainer_of(retain=retain, forget=forget, **by_goal)
     trainer.train()
     assert trainer.state.global_step == 2
 
 
 def test_a_run_without_a_scored_token_says_that_no_step_was_taken(start, trained):
     masked = [item | {"labels": torch.full_like(item["labels"], -100)} for item in start[2][1]]
-    trainer = trained(forget=masked, pads=False)
+    trainer = trained(forget=masked)
     assert trainer.stop.kind == "skips"
     assert trainer.stop_reason == "2 tried, and the last one skipped as a loss is not finite"
 
@@ -97,8 +96,8 @@ def tensors(model):
 
 @pytest.fixture
 def batch(start):
-    _, tokenizer, (retain, _) = start
-    return TextCollator(tokenizer.pad_token_id)([retain[i] for i in range(4)])
+    _, _, (retain, _) = start
+    return collate([retain[i] for i in range(4)])
 
 
 def likelihoods(logits, labels):
@@ -135,9 +134,8 @@ def with_alternatives(start):
 
 @torch.no_grad()
 def test_dpo_prefers_the_other_answer_and_is_npo_where_that_is_as_likely_as_before(start):
-    forget, model, tokenizer = with_alternatives(start), copy.deepcopy(start[0]), start[1]
+    forget, model = with_alternatives(start), copy.deepcopy(start[0])
     torch.manual_seed(0)
-    collate = TextCollator(tokenizer.pad_token_id)
     own, other = (collate([data[i] for i in range(3)]) for data in (forget, forget.alternatives))
     both = own | {"alternative": other}
     losses = SideLosses(model, {"retain": None, "forget": "dpo"})
@@ -161,9 +159,9 @@ def test_forgetting_by_another_answer_raises_its_likelihood(objective, start, tr
     forget = with_alternatives(start)
     settings = {"method": "gdiff", "forget_objective": objective, "max_steps": 6}
     trainer = trainer_of(forget=forget, learning_rate=0.3, **settings)
-    before = predict_tokens(trainer.model, forget.alternatives, 16, TextCollator(0)).losses.mean()
+    before = predict_tokens(trainer.model, forget.alternatives, 16).losses.mean()
     trainer.train()
-    after = predict_tokens(trainer.model, forget.alternatives, 16, TextCollator(0)).losses.mean()
+    after = predict_tokens(trainer.model, forget.alternatives, 16).losses.mean()
     assert after < before - 0.1
     values = [entry["forget_loss"] for entry in trainer.state.log_history if "taken" in entry]
     assert values[-1] > values[0], "the forget objective is raised"
@@ -227,8 +225,8 @@ def test_an_early_end_under_a_scaler_leaves_the_weights():
 def test_evaluation_is_the_mean_over_all_scored_tokens(start, trainer_of):
     trainer = trainer_of(per_device_eval_batch_size=7)
     found = trainer.evaluate()
-    model, tokenizer, (retain, _) = start
-    alone = predict_tokens(model, retain, 1, TextCollator(tokenizer.pad_token_id))
+    model, _, (retain, _) = start
+    alone = predict_tokens(model, retain, 1)
     assert found["eval_retain_loss"] == pytest.approx(alone.losses.mean().item(), rel=1e-6)
     assert alone.losses.mean().item() != pytest.approx(alone.record_losses.mean().item(), rel=1e-6)
 

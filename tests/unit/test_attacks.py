@@ -1,6 +1,5 @@
 """Attacks: what they measure, what they leave alone, and the verdict."""
 
-import math
 import re
 import sys
 from contextlib import nullcontext
@@ -12,8 +11,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hamu import HamuError
-from hamu.data import ImageData, TextCollator, encode, read_text
-from hamu.data.images import collate
+from hamu.data import ImageData, encode, read_text
 from hamu.evaluation import (
     AttackData,
     AttackResult,
@@ -58,7 +56,7 @@ def classifier():
 
 @pytest.fixture
 def data():
-    return AttackData(images(40), images(30, label=1, seed=1), collate)
+    return AttackData(images(40), images(30, label=1, seed=1))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def texts():
     model = new_language_model(tokenizer, hidden=16, layers=1)
     encoded = encode(records, tokenizer)
     parts = [encoded.select(range(*ends)) for ends in ((0, 10), (10, 18), (18, 24))]
-    return model, AttackData(parts[0], parts[1], TextCollator(), 8, parts[2], tokenizer)
+    return model, AttackData(parts[0], parts[1], 8, parts[2], tokenizer)
 
 
 def state_of(model):
@@ -121,13 +119,9 @@ def test_a_small_forget_set_is_halved_and_a_single_record_is_not_relearned(class
 
 
 def test_a_loss_that_is_not_finite_is_an_error_that_names_the_attack(classifier, data):
-    def diverging(items):
-        batch = collate(items)
-        factor = math.inf if len(batch["labels"]) == 8 else 1
-        return batch | {"pixel_values": batch["pixel_values"] * factor}
-
+    spoiled = data.retain.normalized((0.0,), (0.0,))
     with pytest.raises(HamuError, match=r"relearn-retain on the unlearned model: .* not finite"):
-        attack(classifier, replace(data, collate=diverging), FEW_STEPS)
+        attack(classifier, replace(data, retain=spoiled), FEW_STEPS)
 
 
 @pytest.mark.parametrize(

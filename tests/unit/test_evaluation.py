@@ -11,7 +11,6 @@ from torch import nn
 
 from hamu import HamuError
 from hamu.data import ImageData
-from hamu.data.images import collate
 from hamu.evaluation import (
     Predictions,
     TokenPredictions,
@@ -184,7 +183,7 @@ def test_embeddings_are_what_the_last_linear_layer_is_given():
     pictures = ImageData(pixels, torch.tensor([0, 1] * 3), ("a", "b"), "made", torch.arange(6))
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 2))
     expected = model[:3](torch.stack([pictures[i]["pixel_values"] for i in range(6)]))
-    found = embed(model, pictures, batch_size=4, collate=collate)
+    found = embed(model, pictures, batch_size=4)
     torch.testing.assert_close(found, expected.detach())
     with torch.no_grad():
         model[1].bias[0] = math.nan
@@ -196,7 +195,7 @@ def test_embeddings_are_what_the_last_linear_layer_is_given():
         (of_rows, "the model's last linear layer takes more than one vector per image"),
     ):
         with pytest.raises(HamuError, match=message):
-            embed(refused, pictures, batch_size=4, collate=collate)
+            embed(refused, pictures, batch_size=4)
 
 
 def test_axes_are_those_of_the_largest_variance_and_a_missing_one_is_zero():

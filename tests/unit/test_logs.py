@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from hamu import UnlearnConfig
-from hamu.data import ImageData, UnlearningData
-from hamu.data.images import collate
+from hamu.data import ImageData, UnlearningData, collate
 from hamu.files import LAYERS
 from hamu.models.classifiers import new_classifier
 from hamu.unlearning.run_folder import RunFolder

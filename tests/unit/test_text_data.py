@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hamu import HamuError
-from hamu.data import TextCollator, encode, matching, read_text
+from hamu.data import collate, encode, matching, read_text
 from hamu.data.text import has_test_split, is_text
 from hamu.models.language import new_tokenizer
 
@@ -191,7 +191,7 @@ def test_only_the_answer_and_its_end_are_scored_and_padding_never(texts, tokeniz
     assert tokenizer.decode(data.prompt(1)) == "Question: Where, then?\nAnswer:"
     item = encode(texts, tokenizer, loss_on="all")[0]
     assert torch.equal(item["labels"][1:], item["input_ids"][1:]), "all but the first, on request"
-    batch = TextCollator(tokenizer.pad_token_id)([data[0], data[1]])
+    batch = collate([data[0], data[1]])
     real = batch["attention_mask"].bool()
     assert real.sum(1).tolist() == [len(data.tokens[0]), len(data.tokens[1])]
     assert (batch["labels"][~real] == -100).all()
@@ -270,7 +270,7 @@ def test_options_that_do_not_fit_the_texts_are_refused(refused, message, texts, 
 
 def test_a_record_of_one_token_is_refused(tokenizer, tmp_path):
     texts = read_text(saved(tmp_path / "a.jsonl", [{"text": "a"}]))
-    assert TextCollator(None)([encode(texts, tokenizer)[0]])["input_ids"].shape == (1, 2), "its end"
+    assert collate([encode(texts, tokenizer)[0]])["input_ids"].shape == (1, 2), "its end"
     endless = copy.deepcopy(tokenizer)
     endless.eos_token = None
     with pytest.raises(HamuError, match=r"^row 0 of .*a\.jsonl has no answer token"):

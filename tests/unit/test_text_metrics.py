@@ -11,7 +11,7 @@ import torch
 from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
 
-from hamu.data import TextCollator, TextRecord, TextRecords, encode
+from hamu.data import TextRecord, TextRecords, collate, encode
 from hamu.errors import HamuError
 from hamu.evaluation import (
     TofuSets,
@@ -74,7 +74,7 @@ def model(tokenizer):
     torch.manual_seed(0)
     model = new_language_model(tokenizer, hidden=32, layers=1)
     data = encode(texts([*FORGET.records, *RETAIN.records]), tokenizer)
-    batch = TextCollator(tokenizer.pad_token_id)([data[i] for i in range(len(data))])
+    batch = collate([data[i] for i in range(len(data))])
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(25):
         optimizer.zero_grad()
@@ -84,8 +84,7 @@ def model(tokenizer):
 
 
 def predicted(model, tokenizer, records, batch_size=4):
-    collator = TextCollator(tokenizer.pad_token_id)
-    return predict_tokens(model, encode(records, tokenizer), batch_size, collator)
+    return predict_tokens(model, encode(records, tokenizer), batch_size)
 
 
 @torch.no_grad()
@@ -280,13 +279,13 @@ def slow_gradient_score(model, tokenizer, record):
 
 def test_gradient_norms_match_backward_and_leave_the_model_as_it_was(model, tokenizer):
     data = encode(FORGET, tokenizer)
-    found = gradient_scores(model, data, TextCollator())
+    found = gradient_scores(model, data)
     slow = [slow_gradient_score(model, tokenizer, r) for r in FORGET.records]
     assert found.tolist() == pytest.approx(slow, rel=1e-5)
     frozen = copy.deepcopy(model)
     for name, parameter in frozen.named_parameters():
         parameter.requires_grad_("norm" in name)
-    alone = gradient_scores(frozen, data, TextCollator())
+    alone = gradient_scores(frozen, data)
     assert (alone != found).all(), "frozen tensors do not count"
 
 
@@ -325,19 +324,19 @@ def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, token
     model = copy.deepcopy(model)
     with torch.no_grad():
         model.lm_head.weight[1] = 0
-    whole, other = (predict_tokens(Plain(model, m), data, 64, TextCollator()) for m in (0, -1e4))
-    assert_same(predict_tokens(Plain(model), data, 4, TextCollator()), other)
+    whole, other = (predict_tokens(Plain(model, m), data, 64) for m in (0, -1e4))
+    assert_same(predict_tokens(Plain(model), data, 4), other)
     shapes, widths = [], []
     model.lm_head.register_forward_hook(lambda *given: shapes.append(given[-1].shape[:2]))
     seen = lambda _, args, given: widths.append(given["input_ids"].shape)  # noqa: E731
     model.register_forward_pre_hook(seen, with_kwargs=True)
-    assert_same(predict_tokens(model, data, 64, TextCollator()), whole)
+    assert_same(predict_tokens(model, data, 64), whole)
     assert shapes == [(1, len(whole.losses))]
     longest = max(map(len, data.tokens))
     monkeypatch.setattr("hamu.evaluation.predictions._PASS", 2 * longest)
     monkeypatch.setattr("hamu.evaluation.predictions._CHUNK", 3)
     widths.clear()
-    assert_same(predict_tokens(model, data, 64, TextCollator()), whole)
+    assert_same(predict_tokens(model, data, 64), whole)
     assert len(widths) > 3
     assert all(rows * tokens <= 2 * longest for rows, tokens in widths)
 

@@ -14,9 +14,9 @@ from hamu.data.forget_sets import (
     subset,
 )
 from hamu.data.images import ImageData, pixel_statistics, read_images
-from hamu.data.text import TextCollator, TextData, TextRecord, TextRecords, encode, read_text
+from hamu.data.text import TextData, TextRecord, TextRecords, collate, encode, read_text
 
-__all__ = ["ImageData", "PairCollator", "PairedDataset", "TextCollator", "TextData", "TextRecord"]
-__all__ += ["TextRecords", "UnlearningData", "draw_positions", "encode", "forget_class"]
+__all__ = ["ImageData", "PairCollator", "PairedDataset", "TextData", "TextRecord"]
+__all__ += ["TextRecords", "UnlearningData", "collate", "draw_positions", "encode", "forget_class"]
 __all__ += ["forget_data", "forget_rows", "lists_rows", "matching", "parse_rows"]
 __all__ += ["pixel_statistics", "read_images", "read_text", "subset"]

@@ -131,13 +131,6 @@ def pixel_statistics(*sets: ImageData) -> tuple[list[float], list[float]]:
     return mean.tolist(), torch.where(std > 0, std, 1.0).tolist()
 
 
-def collate(items: Any) -> Mapping[str, Tensor]:
-    """Make a batch of images: one that was fetched whole stays as it is, items are stacked."""
-    from transformers import default_data_collator  # loads what reading images does not need
-
-    return items if isinstance(items, Mapping) else default_data_collator(items)
-
-
 def read_images(
     source: str,
     split: str = "train",

@@ -41,6 +41,7 @@ _PLAIN = "none"  # as the column of answers: plain text has none
 _ANSWERS = {word for pair in _PAIRS for word in pair[1:]} | {"label", "target", "reply", "solution"}
 _SPACE = re.compile(r"\s*")
 LossOn = Literal["answer", "all"]
+_PADDING = {"input_ids": 0, "attention_mask": 0, "labels": IGNORED}  # any model has token 0
 # Chat templates that write the date all write this one: prompts must not change from day to day.
 _TODAY = datetime(2024, 7, 26)
 _DIRECTIVES = ("-d", "-m", *"aAbBcdDeFHIjmMpSTxXyY")  # of strftime
@@ -495,27 +496,19 @@ def _as_text(
 
 
 def collate(items: Any) -> Mapping[str, Tensor]:
-    """Make a batch: of texts by `TextCollator`, of images by stacking; one fetched whole stays."""
-    if isinstance(items, Mapping) or "input_ids" not in items[0]:
-        return images.collate(items)
-    read = ("input_ids", "attention_mask", "labels")
-    tensors = [{key: torch.as_tensor(item[key]) for key in read if key in item} for item in items]
-    return TextCollator()(tensors)
+    """Make a batch of a list of items; one that was fetched whole stays as it is.
 
-
-class TextCollator:
-    """Pads a list of items at their right end: input_ids, attention_mask and labels, [B, T] each.
-
-    Padding is masked and has the label -100. By default it is token 0, which any model has.
+    Images are stacked. Texts are padded at their right end: input_ids, attention_mask and labels,
+    [B, T] each; padding is masked and has the label -100.
     """
+    if isinstance(items, Mapping):
+        return items
+    if "input_ids" not in items[0]:
+        from transformers import default_data_collator  # loads what reading does not need
 
-    def __init__(self, pad_token_id: int | None = 0) -> None:
-        self._padding = {"input_ids": pad_token_id or 0, "attention_mask": 0, "labels": IGNORED}
-
-    def __call__(self, items: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The batch."""
-        rows = [{"attention_mask": torch.ones_like(i["input_ids"])} | dict(i) for i in items]
-        return {
-            name: pad_sequence([row[name] for row in rows], batch_first=True, padding_value=value)
-            for name, value in self._padding.items()
-        }
+        return default_data_collator(items)
+    rows = [{"attention_mask": [1] * len(item["input_ids"]), **item} for item in items]
+    return {
+        name: pad_sequence([torch.as_tensor(row[name]) for row in rows], True, value)
+        for name, value in _PADDING.items()
+    }

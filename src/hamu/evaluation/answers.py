@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hamu.core.forward import evaluating, seeded
-from hamu.data import TextCollator, TextData, TextRecords, encode
+from hamu.data import TextData, TextRecords, encode
 from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import TokenPredictions, predict_tokens, probabilities
@@ -251,8 +251,7 @@ def _likelihoods(
     """All figures that need no generation."""
 
     def predicted(records: TextRecords) -> TokenPredictions:
-        data = encode(records, tokenizer, max_length)
-        return predict_tokens(model, data, batch_size, TextCollator())
+        return predict_tokens(model, encode(records, tokenizer, max_length), batch_size)
 
     perturbed = texts.answering(PERTURBED)
     owner = torch.unique_consecutive(perturbed.rows, return_inverse=True)[1]

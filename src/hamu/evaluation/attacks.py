@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from hamu.core.forward import predict_logits, seeded
 from hamu.core.objectives import CrossEntropy, Scored
-from hamu.data import TextData, encode
+from hamu.data import TextData, collate, encode
 from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.answers import generate_answers, rouge_l_recall, words_of
@@ -280,7 +280,6 @@ class AttackData:
 
     retain: Any  # `ImageData` or `TextData`
     forget: Any
-    collate: Callable[[Any], Mapping[str, Tensor]]  # makes a batch from a list of items
     eval_batch_size: int = 64  # records per forward pass
     unrelated: Any = None  # texts that neither set holds, for relearn-unrelated
     tokenizer: Any = None  # of a language model, for prefill and sample
@@ -293,7 +292,7 @@ class AttackData:
     def predict(self, model: nn.Module, records: Any) -> Any:
         """`Predictions` or `TokenPredictions` of some records."""
         run: Callable[..., Any] = predict_tokens if self.kind == "text" else predict
-        return run(model, records, self.eval_batch_size, self.collate)
+        return run(model, records, self.eval_batch_size)
 
     def measure(self, model: nn.Module, records: Any) -> Figures:
         """Means over records: `loss`; of images `recognised`, of texts the two figures below."""
@@ -441,14 +440,14 @@ class _Attacker:
 
         if name != RELEARN_FEW:
             source = data.unrelated if name == RELEARN_UNRELATED else data.retain
-            return map(data.collate, drawn(source, size)), data.forget
+            return map(collate, drawn(source, size)), data.forget
         order = torch.randperm(len(data.forget), generator=torch.Generator().manual_seed(seed))
         count = settings.relearned(len(data.forget), data.kind)
         few, others = data.forget.select(order[:count]), data.forget.select(order[count:])
         of_few = size // 2 if is_text else count
         of_retain = size - of_few if is_text else size  # images: on top of a whole batch
         both = zip(drawn(data.retain, of_retain), drawn(few, of_few), strict=True)
-        return (data.collate(one + other) for one, other in both), others
+        return (collate(one + other) for one, other in both), others
 
     def asked(self, name: str) -> Outcome:
         """Outcome of an attack that does not train."""

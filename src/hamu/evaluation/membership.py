@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 
 from hamu.core.forward import evaluating, predict_logits
 from hamu.core.objectives import CrossEntropy, Scored
-from hamu.evaluation.predictions import Collate, Predictions, TokenPredictions
+from hamu.data import collate
+from hamu.evaluation.predictions import Predictions, TokenPredictions
 
 FEWEST = 5  # records on each side, and folds
 _SMALLEST_SPREAD = 1e-3  # below it one token has all of the probability, within float32
@@ -152,12 +153,11 @@ def membership_scores(predictions: TokenPredictions, texts: Sequence[str]) -> di
     return found
 
 
-def gradient_scores(model: nn.Module, data: Dataset[Any], collate: Collate) -> Tensor:
+def gradient_scores(model: nn.Module, data: Dataset[Any]) -> Tensor:
     """-mean over parameter tensors of ‖∇ NLL‖₂ for each record, [records] float64.
 
     The gradient norm attack (Wang et al. 2024) as OpenUnlearning averages it (Dorna et al. 2025),
-    over the trainable tensors: of a model with an adapter, the adapter's. For arguments see
-    `predict_tokens`; a pass takes one record.
+    over the trainable tensors: of a model with an adapter, the adapter's. A pass takes one record.
     """
     device = next(model.parameters()).device
     trained = [p for p in model.parameters() if p.requires_grad]

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from hamu.core.distributed import rank, world_size
 from hamu.core.forward import evaluating, predict_logits
 from hamu.core.objectives import IGNORED, Scored
+from hamu.data import collate
 from hamu.errors import HamuError
 
 Collate = Callable[[Any], Mapping[str, Tensor]]
@@ -77,7 +78,12 @@ def probabilities(predictions: TokenPredictions) -> Tensor:
 
 
 def predict(
-    model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate, *, shared: bool = False
+    model: nn.Module,
+    data: Dataset[Any],
+    batch_size: int,
+    collate: Collate = collate,
+    *,
+    shared: bool = False,
 ) -> Predictions:
     """Predict every image of a data set in evaluation mode; see `predict_logits`.
 
@@ -98,7 +104,12 @@ def predict(
 
 
 def predict_tokens(
-    model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate, *, shared: bool = False
+    model: nn.Module,
+    data: Dataset[Any],
+    batch_size: int,
+    collate: Collate = collate,
+    *,
+    shared: bool = False,
 ) -> TokenPredictions:
     """Predict the scored tokens of every text of a data set in evaluation mode.
 
@@ -116,7 +127,7 @@ def predict_tokens(
 
 
 @torch.no_grad()
-def embed(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collate) -> Tensor:
+def embed(model: nn.Module, data: Dataset[Any], batch_size: int) -> Tensor:
     """Input of the classifier's last linear layer, [N, D] float32 on the CPU; see `predict`.
 
     A HamuError if there is no such layer, or its input is no finite vector per image.
@@ -129,7 +140,7 @@ def embed(model: nn.Module, data: Dataset[Any], batch_size: int, collate: Collat
         lambda _, given: found.append(given[0].float().cpu())
     )
     try:
-        predict(model, data, batch_size, collate)
+        predict(model, data, batch_size)
     finally:
         handle.remove()
     vectors = torch.cat(found)

@@ -266,9 +266,8 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
             model = task.on_device(task.start_model(name))
             fitted = task.fitted_problem(model, problem)
             others = task.fitted(model, unrelated)[0] if unrelated else None
-            form = (task.collator, task.args.eval_batch_size, others)
-            tokenizer = getattr(task, "tokenizer", None)
-            yield _ROLES[key], model, AttackData(fitted.retain, fitted.forget, *form, tokenizer)
+            form = (task.args.eval_batch_size, others, getattr(task, "tokenizer", None))
+            yield _ROLES[key], model, AttackData(fitted.retain, fitted.forget, *form)
 
     def run(folder: RunFolder) -> Attacked:
         with task_bar(task.console) as bar:

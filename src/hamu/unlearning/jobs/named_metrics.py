@@ -90,7 +90,7 @@ def _of_texts(
         with task.evaluation_precision():
             if "mia_gradnorm" in names:
                 sets = task.fitted_problem(model, problem).sets()
-                both = [gradient_scores(model, sets[n], task.collator) for n in ("forget", "test")]
+                both = [gradient_scores(model, sets[n]) for n in ("forget", "test")]
                 found["mia_gradnorm"] = AttackScores(*both).auc
             if "verbmem" in names:
                 texts = task.some_records(problem.forget, asked.generate)

@@ -125,7 +125,7 @@ def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObs
         model, predictions[role] = sources.loaded(role, most)
         try:
             embeddings[role] = {
-                name: embed(model, subset(data, _EMBEDDED, seed), size, task.collator)
+                name: embed(model, subset(data, _EMBEDDED, seed), size)
                 for name, data in task.fitted_problem(model, problem).sets().items()
             }
         except HamuError as error:

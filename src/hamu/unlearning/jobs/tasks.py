@@ -13,10 +13,10 @@ from rich.console import Console
 
 from hamu.data import (
     ImageData,
-    TextCollator,
     TextData,
     TextRecords,
     UnlearningData,
+    collate,
     encode,
     forget_sets,
     images,
@@ -88,7 +88,7 @@ class Task(ABC):
     configs: tuple[str, ...]  # a saved model has one of these files
     reads: tuple[str, ...]  # the options of reading
     foreign: tuple[str, ...]  # options that are for the other kind
-    collator: Callable[[Any], Mapping[str, Any]]
+    collator = staticmethod(collate)
     predictor: Callable[..., Any]
     has_test_split: Callable[[str], bool]
 
@@ -132,7 +132,7 @@ class Task(ABC):
     def predict(self, model: Any, data: Any) -> Any:
         """The model's predictions for a data set, in the precision of evaluations."""
         with self.evaluation_precision():
-            return self.predictor(model, data, self.args.eval_batch_size, self.collator)
+            return self.predictor(model, data, self.args.eval_batch_size)
 
     def beside_model(self) -> list[Any]:
         """Parts to save with a model, so that it can be opened again."""
@@ -349,7 +349,6 @@ class ImageTask(Task):
     configs = (storage.CONFIG,)
     reads = _OF_IMAGES
     foreign = _OF_TEXTS
-    collator = staticmethod(images.collate)
     predictor = staticmethod(predict)
     has_test_split = staticmethod(images.has_test_split)
     processor: Any = None
@@ -434,7 +433,6 @@ class TextTask(Task):
     configs = storage.CONFIGS
     reads = ("question_template", "answer_prefix", "prompt_column", "answer_column")
     foreign = _OF_IMAGES
-    collator = TextCollator()
     predictor = staticmethod(predict_tokens)
     has_test_split = staticmethod(text.has_test_split)
     tokenizer: Any = None

@@ -38,7 +38,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
 from hamu.core.distributed import all_reduced, barrier, from_main, is_main, is_sharded, world_size
-from hamu.data.text import collate
+from hamu.data import collate
 from hamu.errors import HamuError, reading
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import (

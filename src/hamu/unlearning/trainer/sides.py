@@ -14,8 +14,8 @@ from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import OriginalModel, predict_logits, without_autocast
 from hamu.core.gram import SIDES
 from hamu.core.objectives import CrossEntropy, Objective, Scored, build_objective
+from hamu.data import collate
 from hamu.data.forget_sets import ALTERNATIVE, WEIGHT, subset
-from hamu.data.text import collate
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import predict, predict_tokens
 from hamu.unlearning.goals import AnyPredictions, StopReason, is_text

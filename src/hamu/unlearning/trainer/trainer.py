@@ -37,9 +37,8 @@ from hamu.core.guard import check_steps_all
 from hamu.core.methods import Method
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients, PairStep
-from hamu.data import UnlearningData
+from hamu.data import UnlearningData, collate
 from hamu.data.forget_sets import ALTERNATIVE, POSITIONS, PairCollator, PairedDataset
-from hamu.data.text import collate
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
@@ -84,7 +83,7 @@ class UnlearnTrainer(ResumableTrainer):
             mapping with pixel_values and labels (images) or input_ids and labels (texts).
         test_dataset: records that were never trained on, evaluated where given.
         data_collator: makes a batch from a list of items of either data set; by default
-            `hamu.data.text.collate`, which pads.
+            `hamu.data.collate`, which pads.
         retain_predictions: of a retain model for the forget records, for the goal "retrained".
         kwargs: passed to `transformers.Trainer`.
 
