@@ -209,7 +209,8 @@ class Task(ABC):
             problem = forget_sets.forget_rows(*sets, rows)
         copies, nouns = 0 if way == "forget_data" else problem.copies(), self.noun
         of_all = f"of {len(problem.forget)} {nouns} to forget"
-        known, unseen = problem.known_tests(), problem.without_known_tests()
+        unseen = problem.without_known_tests()
+        known = len(problem.test or ()) - len(unseen.test or ())
         for count, said in (
             (problem.not_found, f"{of_all} are not found in {data.data}"),
             (copies, f"{nouns} to retain equal some to forget; --forget_data takes out all copies"),
