@@ -143,7 +143,7 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
     last = list(by_name.values())[-1]
     is_text = "probability" in last["retain"]
     theirs = {"retain model": last["retain_model"]} if is_text and "retain_model" in last else {}
-    yield tables.ReportTables(by_name | theirs)
+    yield tables.report_table(by_name | theirs)
     yield tables.further_table(by_name)
     if "against_retain_model" in last:
         yield tables.set_table("against the retain model", last["against_retain_model"])

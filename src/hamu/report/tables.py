@@ -104,11 +104,6 @@ def plain_table(*columns: str, right: tuple[int, ...] = ()) -> ScreenTable:
     return table
 
 
-def width_of(table: ScreenTable, console: Console, options: ConsoleOptions) -> int:
-    """Width that a table takes where it is not limited, in characters."""
-    return Measurement.get(console, options.update(width=10**6), table).maximum
-
-
 def number(value: float | None, form: str = ".4g", none: str = "-") -> str:
     """Write a number; NaN and infinity as "not finite"."""
     if value is None:
@@ -156,38 +151,19 @@ def report_table(reports: Mapping[str, Report], record: Mapping[str, Any] | None
     """Figures of each set, with a column per report and the intervals of a record in brackets."""
     last = [*reports.values()][-1]
     recorded = (record or {}).get("figures", {})
-    columns, rows = [Column("set", "set"), Column("records", "records", ",")], []
-    for figure in (one for one in FIGURES if one.key in last["retain"]):
-        columns += [Column(figure.key + n, f"{figure.label} {n}".strip(), "s") for n in reports]
+    rows = []
     for key in (one for one in SETS if one in last):
-        size = last[key].get("samples", last[key].get("records"))
-        row: Row = {"set": key.replace("_", " "), "records": size}
-        for name, report in reports.items():
-            intervals = recorded.get(name, {}).get("sets", {}).get(key, {})
-            for figure in FIGURES:
-                ends = map(figure.text, intervals.get(f"{figure.key}_interval") or ())
-                row[figure.key + name] = figure.text(report.get(key, {}).get(figure.key))
-                row[figure.key + name] += f" [{joined}]" if (joined := ", ".join(ends)) else ""
-        rows.append(row)
+        size = number(last[key].get("samples", last[key].get("records")), ",")
+        for figure in (one for one in FIGURES if one.key in last[key]):
+            cells = [f"{key.replace('_', ' ')} {figure.label}", size]
+            for name, report in reports.items():
+                intervals = recorded.get(name, {}).get("sets", {}).get(key, {})
+                ends = ", ".join(map(figure.text, intervals.get(f"{figure.key}_interval") or ()))
+                value = figure.text(report.get(key, {}).get(figure.key))
+                cells.append(f"{value} [{ends}]" if ends else value)
+            rows.append(cells)
     note = "In brackets: 95% bootstrap intervals over records." if recorded else ""
-    return Table(columns, rows, note)
-
-
-@dataclass(frozen=True)
-class ReportTables:
-    """The report's table on the screen; a table for each figure where one has no room."""
-
-    reports: Mapping[str, Report]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = report_table(self.reports)
-        if width_of(whole.__rich__(), console, options) <= options.max_width:
-            yield whole
-            return
-        for figure in FIGURES:
-            shown = [one for one in whole.every[2:] if one.label.startswith(figure.label)]
-            if shown:
-                yield replace(whole, every=[*whole.every[:2], *shown])
+    return text_table(["figure", "records", *(name or "value" for name in reports)], rows, note)
 
 
 def set_table(title: str, found: Mapping[str, Any]) -> Table:
@@ -352,7 +328,7 @@ class Fitted:
         found = comparison_table(self.rows, [one for one in COLUMNS if one not in same])
         without = [one for one in found.columns if one.key in _LEFT_OUT]
         table = self._table(found)
-        table.width = width_of(table, console, options)
+        table.width = Measurement.get(console, options.update(width=10**6), table).maximum
         if not options.is_terminal or table.width <= options.max_width:
             yield table
         else:
