@@ -241,8 +241,8 @@ def _rows(source: str, split: str) -> list[Any]:
     if not files:
         raise HamuError(f"{source} holds no {split}.jsonl, .json, .csv or .parquet; name a file")
     suffix = files[0].suffix.lower()
-    remedy = "; its fields are to be separated by commas" if suffix == ".csv" else ""
-    with reading(f"{files[0]} cannot be read", remedy):
+    remedy = "; separate fields by commas, and put a text with commas in quotes"
+    with reading(f"{files[0]} cannot be read", remedy if suffix == ".csv" else ""):
         if suffix == ".parquet":
             return list(parquet_table(files).to_pylist())
         return _csv(files[0]) if suffix == ".csv" else _json(files[0])
@@ -251,16 +251,15 @@ def _rows(source: str, split: str) -> list[Any]:
 def _csv(path: Path) -> list[Any]:
     import pandas
 
-    settings: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
-    header = pandas.read_csv(path, header=None, nrows=1, **settings).iloc[0].tolist()
+    cells = pandas.read_csv(
+        path, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig"
+    )
+    header, *rows = cells.fillna("").to_numpy().tolist()
     for number, name in enumerate(header, 1):
         if name and header.index(name) < number - 1:  # without its name, which may be a record's
             same = f"columns {header.index(name) + 1} and {number} have the same name"
             raise HamuError(f"{path}: {same}; rename one")
-    frame = pandas.read_csv(path, **settings)
-    if not isinstance(frame.index, pandas.RangeIndex):  # pandas takes what is too much for an index
-        raise HamuError(f"{path} has more cells than its header; put a text with commas in quotes")
-    return list(frame.fillna("").to_dict("records"))
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def _json(path: Path) -> list[Any]:
