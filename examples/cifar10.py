@@ -120,10 +120,14 @@ def main() -> None:
     def save() -> None:
         cache.write_text(json.dumps(results, indent=1) + "\n")
 
-    train, test = read_images(options.data_dir), read_images(options.data_dir, "test")
     model = load_classifier(options.model)
-    statistics = model.config.image_mean, model.config.image_std
-    problems = {rho: forget_class(train, test, 0, rho).normalized(*statistics) for rho in RHOS}
+    train, test = (
+        read_images(options.data_dir, split).normalized(
+            model.config.image_mean, model.config.image_std
+        )
+        for split in ("train", "test")
+    )
+    problems = {rho: forget_class(train, test, 0, rho) for rho in RHOS}
     for rho, problem in problems.items():
         if f"{rho:g}" not in results["hardness"]:
             hardness = measure_hardness(model, problem.retain, problem.forget, collate=collate)

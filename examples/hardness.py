@@ -128,12 +128,12 @@ def originals(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any
     train = read_images(options.data_dir)
     for seed, path in enumerate(options.models):
         model = load_classifier(path)
-        statistics = model.config.image_mean, model.config.image_std
+        normalized = train.normalized(model.config.image_mean, model.config.image_std)
 
         def problem(
-            rho: float, seed: int = seed, statistics: Any = statistics
+            rho: float, seed: int = seed, train: ImageData = normalized
         ) -> UnlearningData[Any]:
-            return thinned(forget_class(train, None, 0, rho, seed).normalized(*statistics), seed)
+            return thinned(forget_class(train, None, 0, rho, seed), seed)
 
         yield seed, model.to(memory_format=torch.channels_last), problem
 

@@ -235,9 +235,8 @@ def _problem(settings: Mapping[str, Any]) -> UnlearningData[Any]:
     options = {key: settings[key] for key in _OF_DATA if key in settings}
     data = read_images(str(settings["data"]), **options)
     config = load_classifier(str(settings["model"])).config
-    return forget_class(data, None, str(settings["forget_class"])).normalized(
-        config.image_mean, config.image_std
-    )
+    data = data.normalized(config.image_mean, config.image_std)
+    return forget_class(data, None, str(settings["forget_class"]))
 
 
 def _epoch(method: str, settings: Mapping[str, Any], problem: UnlearningData[Any]) -> float:

@@ -83,11 +83,6 @@ class UnlearningData(Generic[Records]):
         named = {"retain": self.retain, "forget": self.forget, "test": self.test}
         return {name: data for name, data in named.items() if data is not None}
 
-    def normalized(self, mean: list[float], std: list[float]) -> "UnlearningData[ImageData]":
-        """Normalise all sets of images by the same statistics."""
-        changed = {name: data.normalized(mean, std) for name, data in self.sets().items()}
-        return replace(self, **changed)  # type: ignore[return-value]
-
 
 def forget_class(
     train: ImageData, test: ImageData | None, target: str | int, rho: float = 0.0, seed: int = 42
