@@ -410,10 +410,10 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
 
 
 def test_the_tofu_report_has_no_figure_that_it_cannot_know(model, tokenizer):
-    alone = tofu_report(model, tokenizer, TofuSets(forget=FORGET), generate=False)
+    alone = tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=0)
     assert (alone["forget"]["rouge"], alone["forget"]["generated"]) == (None, 0)
     assert alone["model_utility"] is alone["model_utility_probability"] is None
-    silent = tofu_report(model, tokenizer, TofuSets(FORGET, RETAIN, AUTHORS, FACTS), generate=False)
+    silent = tofu_report(model, tokenizer, TofuSets(FORGET, RETAIN, AUTHORS, FACTS), most=0)
     assert silent["model_utility"] is None
     assert silent["model_utility_probability"] == silent["retain"]["probability"]
 

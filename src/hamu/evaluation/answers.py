@@ -209,7 +209,6 @@ def tofu_report(
     max_length: int = 512,
     most: int | None = None,
     seed: int = 42,
-    generate: bool = True,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, Any]:
     """Figures of TOFU, ready for JSON, by the formulas of docs/metrics.md.
@@ -219,8 +218,8 @@ def tofu_report(
 
     Args:
         max_length: cuts longer records at their end.
-        most, seed: generate for this many records of each set at most, drawn by the seed.
-        generate: False generates no answers, which take most of the time.
+        most, seed: generate for this many records of each set at most, drawn by the seed; 0
+            generates no answers, which take most of the time.
         max_new_tokens: the longest generated answer, see `generate_answers`.
 
     Raises:
@@ -232,7 +231,7 @@ def tofu_report(
             continue
         figures = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
         report[name] = figures | {"generated": 0, "rouge": None}
-        if generate:
+        if most != 0:
             asked = subset(texts, most, seed)
             data = encode(asked, tokenizer, max_length)
             answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)

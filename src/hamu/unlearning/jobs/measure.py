@@ -190,9 +190,9 @@ def _tofu_sets(task: TextTask, asked: EvaluateOptions) -> TofuSets:
 
 
 def _tofu(task: TextTask, model: Any, sets: TofuSets, generate: int = 0) -> dict[str, Any]:
-    how = (task.args.eval_batch_size, task.length_for(model), generate or None, task.args.seed)
+    how = (task.args.eval_batch_size, task.length_for(model), generate, task.args.seed)
     with task.evaluation_precision():
-        return tofu_report(model, task.tokenizer, sets, *how, generate=generate > 0)
+        return tofu_report(model, task.tokenizer, sets, *how)
 
 
 def _answers(
