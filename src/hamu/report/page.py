@@ -166,8 +166,8 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
         | {"pictures": _pictures(run.observed) if contents else {}}
         for run, look in zip(runs, looks, strict=True)
     ]
-    files = resources.files("hamu.report")
-    script = f"{get_plotlyjs()}\n{files.joinpath('draw.js').read_text('utf-8')}"
+    draw = resources.files("hamu.report").joinpath("draw.js").read_text("utf-8")
+    script = f"{get_plotlyjs()}\n{draw}"
     return _template("report.html.j2").render(
         mark=MARK,
         version=hamu.__version__,
@@ -175,7 +175,6 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
         names=[run.name for run in runs],
         overview=_overview(runs, looks) if len(runs) > 1 else None,
         contents=contents,
-        style=files.joinpath("report.css").read_text("utf-8"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -183,8 +182,7 @@ def report_page(runs: Sequence[Run], *, contents: bool = False) -> str:
 
 def answers_page(sets: Mapping[str, Sequence[AnsweredRecord]]) -> str:
     """HTML of prompts with answers before and after, by set ("forget", "retain", "test")."""
-    sides = [(title, sets[name]) for name, title in _TITLES.items() if name in sets]
-    return _template("answers.html.j2").render(sides=sides)
+    return _template("answers.html.j2").render(sets=sets)
 
 
 def _template(name: str) -> Template:
