@@ -327,18 +327,13 @@ class Fitted:
         same = [one for one in SETTINGS[1:] if len({row.get(one.key) for row in self.rows}) == 1]
         found = comparison_table(self.rows, [one for one in COLUMNS if one not in same])
         without = [one for one in found.columns if one.key in _LEFT_OUT]
-        table = self._table(found)
+        table = found.__rich__()
         table.width = Measurement.get(console, options.update(width=10**6), table).maximum
         if not options.is_terminal or table.width <= options.max_width:
             yield table
         else:
-            yield self._table(replace(found, every=[c for c in found.columns if c not in without]))
+            yield replace(found, every=[c for c in found.columns if c not in without])
             yield f"no room for {'; '.join(one.label for one in without)}"
-
-    def _table(self, found: Table) -> ScreenTable:
-        table = found.__rich__()
-        table.collapse_padding = True
-        return table
 
 
 def csv_table(rows: Sequence[Row]) -> str:
