@@ -11,7 +11,7 @@ import pytest
 from run_files import read_rows, report_in, run, write_rows
 
 from hamu.data import read_text
-from hamu.evaluation.answers import rouge_l_recall
+from hamu.evaluation.answers import rouge_l
 
 FORGET = "--data t.jsonl --test_data u.jsonl --forget_filter author~^V --model text --max_length 96"
 SHADOWS = "--metrics rmia,ulira --shadow_models 4"
@@ -96,7 +96,7 @@ def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):
     metrics, inference = report["metrics"], report["membership_inference"]
     lines = [row for row in read_rows("texts/answers.jsonl") if row["set"] == "forget"]
     answers = [row["answer"]["answer"] for row in lines]
-    recall = rouge_l_recall(answers, [row["expected"] for row in lines]).mean().item()
+    recall = rouge_l(answers, [row["expected"] for row in lines]).mean().item()
     assert keys["forget_Q_A_ROUGE"] == metrics["forget_rouge"] == pytest.approx(recall)
     assert fmean(row["answer"]["rouge"] for row in lines) == pytest.approx(recall)
     assert keys["forget_Q_A_Prob"] == report["forget"]["probability"]

@@ -22,7 +22,7 @@ from hamu.evaluation import (
     generate_answers,
     predict_tokens,
     privleak,
-    rouge_l_recall,
+    rouge_l,
     text_membership,
     text_report,
     tofu_report,
@@ -248,13 +248,13 @@ def test_neither_own_settings_nor_special_tokens_change_an_answer(model, tokeniz
 def test_rouge_stems_words_reads_other_scripts_and_a_reference_without_a_word():
     answers = ["In Orla she was born, running.", "no word of it", "", "she had been living there"]
     references = ["  She runs; born in ORLA!  ", "Something else", "An answer.", "She lived there"]
-    assert rouge_l_recall(answers, references).tolist() == [0.4, 0, 0, 1]
+    assert rouge_l(answers, references).tolist() == [0.4, 0, 0, 1]
     same = ["他出生在海边的一个小镇。", "Он родился в городе у моря в 1985 году."]
-    assert rouge_l_recall(same, same).tolist() == [1, 1]
-    found = rouge_l_recall(["在海边", "Он родился в 1985"], same).tolist()
+    assert rouge_l(same, same).tolist() == [1, 1]
+    found = rouge_l(["在海边", "Он родился в 1985"], same).tolist()
     assert found == pytest.approx([3 / 11, 4 / 9])
-    assert rouge_l_recall(["nothing of it"] * 2, same).tolist() == [0, 0]
-    assert rouge_l_recall(["...", " ? ", "", "no"], ["...", "?", "", "!"]).tolist() == [1, 1, 1, 0]
+    assert rouge_l(["nothing of it"] * 2, same).tolist() == [0, 0]
+    assert rouge_l(["...", " ? ", "", "no"], ["...", "?", "", "!"]).tolist() == [1, 1, 1, 0]
 
 
 def test_membership_scores_match_a_loop(model, tokenizer):
@@ -392,7 +392,7 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
         figures = [slow_tofu(model, tokenizer, r) for r in records]
         plain, normalized, ratios = zip(*figures, strict=True)
         answers = [slow_answer(model, tokenizer, r, 40) for r in records]
-        rouge = rouge_l_recall(answers, [r.answer for r in records]).tolist()
+        rouge = rouge_l(answers, [r.answer for r in records]).tolist()
         score = [min(r, 1 / r) if name == "forget" else max(0.0, 1 - r) for r in ratios]
         p = normalized if name in ("real_authors", "world_facts") else plain
         found, slow = report[name], [mean(values) for values in (p, rouge, score)]

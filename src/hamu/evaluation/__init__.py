@@ -4,7 +4,7 @@ from hamu.evaluation.answers import (
     TofuSets,
     forget_quality,
     generate_answers,
-    rouge_l_recall,
+    rouge_l,
     tofu_report,
 )
 from hamu.evaluation.attacks import (
@@ -47,4 +47,4 @@ __all__ += ["open_unlearning", "rmia_scores", "ulira_scores", "verbmem"]
 __all__ += ["Gains", "Metric", "Predictions", "TofuSets", "TokenPredictions", "build_metrics"]
 __all__ += ["classifier_report", "forget_quality", "generate_answers", "hypervolume"]
 __all__ += ["membership_inference", "pareto_optimal", "predict", "predict_tokens", "privleak"]
-__all__ += ["rouge_l_recall", "sentence", "text_membership", "text_report", "tofu_report"]
+__all__ += ["rouge_l", "sentence", "text_membership", "text_report", "tofu_report"]

@@ -112,18 +112,13 @@ def _pad_left(sequences: list[Tensor], value: int) -> Tensor:
     return pad_sequence(sequences, batch_first=True, padding_value=value, padding_side="left")
 
 
-def rouge_l_recall(answers: Sequence[str], references: Sequence[str]) -> Tensor:
-    """ROUGE-L recall of each answer, [N] float64 (Lin 2004), as in TOFU (Maini et al. 2024).
+def rouge_l(answers: Sequence[str], references: Sequence[str], figure: str = "recall") -> Tensor:
+    """ROUGE-L of each answer, [N] float64 (Lin 2004), as in TOFU (Maini et al. 2024).
 
     Its tokenizer reads only Latin letters without accents; references of mostly other letters are
     split by Unicode words, and scripts without spaces into characters. For a reference without a
-    word it is 1 if the answer is equal, else 0.
+    word it is 1 if the answer is equal, else 0. `figure` is recall, precision, or fmeasure for F1.
     """
-    return rouge_l(answers, references, "recall")
-
-
-def rouge_l(answers: Sequence[str], references: Sequence[str], figure: str) -> Tensor:
-    """ROUGE-L of each answer, [N] float64: `figure` is recall, precision, or fmeasure for F1."""
     from rouge_score.rouge_scorer import RougeScorer
 
     latin = RougeScorer(["rougeL"], use_stemmer=True)
@@ -235,7 +230,7 @@ def tofu_report(
             asked = subset(texts, most, seed)
             data = encode(asked, tokenizer, max_length)
             answers = generate_answers(model, tokenizer, data, batch_size, max_new_tokens)
-            rouge = rouge_l_recall(answers, [record.answer for record in asked.records])
+            rouge = rouge_l(answers, [record.answer for record in asked.records])
             report[name] |= {"generated": len(asked), "rouge": rouge.mean().item()}
     nine = [report.get(n, {}).get(key) for n in ("retain", *_OUTSIDE_SETS) for key in _TERMS]
     return report | {

@@ -19,7 +19,7 @@ from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import TextData, collate, encode
 from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
-from hamu.evaluation.answers import generate_answers, rouge_l_recall, words_of
+from hamu.evaluation.answers import generate_answers, rouge_l, words_of
 from hamu.evaluation.memorization import exact_memorization, extraction_strength
 from hamu.evaluation.predictions import predict, predict_tokens
 
@@ -546,7 +546,7 @@ def _answered(model: Any, data: AttackData, records: TextData, seed: int | None 
     texts = [data.tokenizer.decode(rest, skip_special_tokens=True) for rest in rests]
     size, longest = data.eval_batch_size, max(map(len, rests))
     answers = generate_answers(model, data.tokenizer, records, size, longest, sampling_seed=seed)
-    return rouge_l_recall(answers, texts)
+    return rouge_l(answers, texts)
 
 
 def check_can_quantize() -> Any:

@@ -18,7 +18,7 @@ from hamu.core.methods import method_classes
 from hamu.core.objectives import Bounded, CrossEntropy
 from hamu.data import ImageData, TextRecords
 from hamu.errors import HamuError, first_line
-from hamu.evaluation import Predictions, TokenPredictions, rouge_l_recall
+from hamu.evaluation import Predictions, TokenPredictions, rouge_l
 from hamu.evaluation.gains import Gains, gains_of, trajectory_of
 from hamu.unlearning.goals import StopKind, kind_in
 from hamu.unlearning.record import schema, violations
@@ -73,7 +73,7 @@ Observations = ImageObservations | TextObservations
 def answered(texts: TextRecords, answers: Mapping[str, Sequence[str]]) -> list[AnsweredRecord]:
     """Score the answers of each model, by its name and in the records' order."""
     expected = [record.answer.strip() for record in texts.records]
-    scores = {name: rouge_l_recall(given, expected).tolist() for name, given in answers.items()}
+    scores = {name: rouge_l(given, expected).tolist() for name, given in answers.items()}
     return [
         AnsweredRecord(
             record.prompt.strip(),
