@@ -36,15 +36,8 @@ from hamu.report.run import (
     told_apart,
 )
 from hamu.report.tables import Column, Table, number, text_table
+from hamu.unlearning import goals
 from hamu.unlearning.compare.runs import model_figures
-from hamu.unlearning.goals import (
-    forgotten_words,
-    goal_name,
-    has_share,
-    meaning,
-    record_losses,
-    share_in_words,
-)
 from hamu.unlearning.record.inputs import as_recorded, differing
 from hamu.unlearning.trainer.promise import kept_in_words
 
@@ -125,7 +118,7 @@ def _forgotten(run: Run) -> Verdict:
         return Verdict("The forget loss rose", "open")
     before, after = (run.goal[role]["forgotten"] for role in ROLES)
     count = f"{after:,} of {run.goal['after']['records']:,} records"
-    if has_share(run.goal):
+    if goals.has_share(run.goal):
         if after == before:
             return Verdict(f"Before the run, too, {count} counted as forgotten", "open")
         whole = run.goal.get("sampled_from")
@@ -190,11 +183,9 @@ def _template(name: str) -> Template:
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
     found.filters |= {"number": number, "counted": _counted, "json": json.dumps}
-    words: Sequence[Any] = (auc_of, forgotten_words, goal_name, goal_tables, has_share, meaning)
-    words = (*words, kept_in_words, share_in_words)
-    found.globals |= {one.__name__: one for one in words}
-    found.globals |= {"TITLES": _TITLES, "draw": charts, "figures": tables}
-    found.globals |= {"attack_result": AttackResult.from_json}
+    found.globals |= {"TITLES": _TITLES, "draw": charts, "figures": tables, "goals": goals}
+    found.globals |= {"auc_of": auc_of, "goal_tables": goal_tables}
+    found.globals |= {"kept_in_words": kept_in_words, "attack_result": AttackResult.from_json}
     found.tests["images"] = lambda one: isinstance(one, ImageObservations)
     return found.get_template(name)
 
@@ -212,11 +203,12 @@ def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[
         for role in ROLES
     ]
     if observed and "test" in observed.predictions["before"]:
-        unseen = record_losses(observed.predictions["before"]["test"]).numpy()
+        unseen = goals.record_losses(observed.predictions["before"]["test"]).numpy()
         levels = np.quantile(unseen, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
         rows.append(["test, before: never trained on", "-", *map(number, levels)])
     heads = ["records", "forgotten", "lowest loss", "25%", "median", "75%", "highest loss"]
-    caption = f"Forgotten by the goal {goal_name(goal)}, and quantiles of the records' losses."
+    name = goals.goal_name(goal)
+    caption = f"Forgotten by the goal {name}, and quantiles of the records' losses."
     worst = enumerate(goal["after"]["worst"], 1)
     ten = [[f"{n}", number(one["loss"]), number(one["target"])] for n, one in worst]
     furthest = ["furthest from being forgotten", "loss", "enough"]

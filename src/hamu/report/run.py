@@ -20,7 +20,6 @@ from hamu.data import ImageData, TextRecords
 from hamu.errors import HamuError, first_line
 from hamu.evaluation import Predictions, TokenPredictions, rouge_l
 from hamu.evaluation.gains import Gains, gains_of, trajectory_of
-from hamu.unlearning.goals import StopKind, kind_in
 from hamu.unlearning.record import schema, violations
 from hamu.unlearning.record.inputs import read_inputs
 
@@ -148,11 +147,6 @@ class Run:
         """The last logged or evaluated step."""
         known = [*self.steps.get("step", ()), *(entry["step"] for entry in self.entries)]
         return int(max(known, default=0))
-
-    @property
-    def ended_kind(self) -> StopKind | None:
-        """Kind of the stop reason; None for an unfinished run."""
-        return None if self.evaluation is None else kind_in(self.evaluation)
 
     @property
     def earlier_state(self) -> str:
