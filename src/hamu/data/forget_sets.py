@@ -67,6 +67,8 @@ class UnlearningData(Generic[Records]):
             return self
         known = {*self._digests["retain"], *self._digests["forget"]}
         unseen = [i for i, digest in enumerate(self._digests["test"]) if digest not in known]
+        if len(unseen) == len(self.test):
+            return self
         if not unseen:
             raise HamuError(
                 f"all {len(self.test)} test records are among those to retain or to forget; "
