@@ -240,8 +240,13 @@ def test_a_signal_or_ctrl_c_leaves_nothing(refused, monkeypatch):
 
 
 def test_ctrl_c_while_the_command_line_loads_ends_it_without_a_traceback(tmp_path):
-    """`rich` stands for all that is imported before a command can handle signals."""
-    (tmp_path / "rich.py").write_text("import signal\n\nsignal.raise_signal(signal.SIGINT)\n")
+    """`rich` stands for all that is imported before a command can handle signals.
+
+    A job in the background inherits that Ctrl-C is ignored; here it is not.
+    """
+    heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    lines = ("import signal", heard, "signal.raise_signal(signal.SIGINT)", "")
+    (tmp_path / "rich.py").write_text("\n".join(lines))
     entry = tomllib.loads(PROJECT.read_text())["project"]["scripts"]["hamu"]
     load = f"import sys, importlib.metadata as m; run = m.EntryPoint('hamu', {entry!r}, '').load()"
     for started in (["-m", "hamu"], ["-c", f"{load}; sys.exit(run())"]):
