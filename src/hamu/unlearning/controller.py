@@ -164,7 +164,7 @@ class Controller(TrainerCallback):
         return {
             "learning_rate": self.rate_of_step,
             "forgotten_share": last["forgotten"] / last["records"],
-            "retain_rise": last["retain_loss"] - self.start_loss,
+            "retain_rise": last.get("retain_rise", last["retain_loss"] - self.start_loss),
         }
 
     def note(self, step: PairStep) -> None:
