@@ -22,7 +22,7 @@ from _report import print_report
 from torch import nn
 from transformers import TrainerCallback, set_seed
 
-from hamu.data import UnlearningData, collate, forget_class, pixel_statistics, read_images
+from hamu.data import UnlearningData, forget_class, pixel_statistics, read_images
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import StepLog
@@ -77,7 +77,7 @@ def main() -> int:
         log = StepLog(folder, {}, {}, resume=False)
         watch = Watch(folder.path / "steps.jsonl", options.steps)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
-        trainer = quiet_trainer(model, problem(), args, [log, watch], collate)
+        trainer = quiet_trainer(model, problem(), args, [log, watch])
         log.trainer = trainer
         trainer.train()
     growth = watch.memory[-1] / watch.memory[0]

@@ -26,7 +26,7 @@ from transformers import TrainerCallback, set_seed
 
 from experiments.problems import Problem, cifar, digits, original, retrained, run, slug, tofu
 from hamu import UnlearnConfig, UnlearnTrainer
-from hamu.data import collate, forget_class, read_images
+from hamu.data import forget_class, read_images
 from hamu.evaluation import AttackData, AttackSettings, attack
 from hamu.models import load_classifier
 from hamu.unlearning.lookahead import Lookahead
@@ -150,7 +150,7 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
                          eval_on_start=False, use_cpu=True, **settings)  # fmt: skip
     set_seed(args.seed)
     within = WithinBudget()
-    trainer = quiet_trainer(model, problem, args, [within], collate)
+    trainer = quiet_trainer(model, problem, args, [within])
     within.trainer = trainer
     with _sharpness_aware(trainer, name == "sharpness-aware"):
         trainer.train()

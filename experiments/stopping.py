@@ -160,7 +160,7 @@ def digits(seed: int, rho: float, work: Path) -> Sides:
     set_seed(seed)
     model, train = Scenario("image", seed).new_model()
     config = TrainConfig(output_dir=str(work), seed=seed, disable_tqdm=True, **TRAIN["image"])
-    model = train_original(model, train, config, collate)
+    model = train_original(model, train, config)
     problem = forget_class(train, None, 3, rho, seed)
     return Sides(model, [problem.retain, problem.forget], collate)
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hamu import UnlearnConfig
-from hamu.data import ImageData, UnlearningData, collate
+from hamu.data import ImageData, UnlearningData
 from hamu.files import LAYERS
 from hamu.models.classifiers import new_classifier
 from hamu.unlearning.run_folder import RunFolder
@@ -31,7 +31,7 @@ def trainer_of(tmp_path, data):
     def make(callbacks=(), **settings):
         args = UnlearnConfig(output_dir=str(tmp_path), **common | settings)
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
-        return quiet_trainer(model, problem, args, [*callbacks], collate)
+        return quiet_trainer(model, problem, args, [*callbacks])
 
     return make
 

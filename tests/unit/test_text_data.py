@@ -126,6 +126,7 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.csv", 'question,answer\n"who?,me\n', r"a\.csv cannot be read: .*EOF inside"),
         ("a.csv", "question,answer,answer\nWho?,I,me\n", "columns 2 and 3 have the same name"),
         ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),
+        ("a.csv", "", r"a\.csv is empty: it has no records"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
         ("a.txt", "Who?", r"a\.txt is not a data set that can be read; give texts as .*, images"),
         ("a.jsonl", b'{"text": "\xe9"}', r"a\.jsonl cannot be read: 'utf-8' codec"),

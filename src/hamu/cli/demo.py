@@ -17,7 +17,7 @@ from transformers import set_seed
 
 from hamu.assess import measure_hardness
 from hamu.core.methods import method_classes
-from hamu.data import UnlearningData
+from hamu.data import UnlearningData, collate
 from hamu.errors import HamuError
 from hamu.evaluation.gains import trajectory_of
 from hamu.files import SUMMARY, TRAJECTORIES
@@ -155,7 +155,7 @@ def demo(
         torch.set_num_threads(1)
     original, train = scenario.new_model()
     with ProgressBar(console, "train") as bar:
-        train_original(original, train, config, scenario.task.collator, [bar])
+        train_original(original, train, config, [bar])
 
     console.print("2. How hard is it to forget? The more alike forget and retain data, the harder.")
     hardness = _assess(original, scenario, console)
@@ -192,7 +192,7 @@ def demo(
 
 def _assess(model: Any, scenario: Scenario, console: Console) -> dict[str, dict[str, Any]]:
     table = plain_table("forget", "κ", "cosθ", "κ2", "regime", right=(1, 2, 3))
-    found, collate = {}, scenario.task.collator
+    found = {}
     for name, options in PROBLEMS[scenario.kind][2].items():
         problem = scenario.problem(model, **options)
         hard = measure_hardness(model, problem.retain, problem.forget, collate=collate)
@@ -207,7 +207,7 @@ def _unlearned(
     model: Any, problem: UnlearningData[Any], task: Any, args: UnlearnConfig
 ) -> dict[str, Any]:
     """The row of one method in a comparison, and its trajectory."""
-    trainer = quiet_trainer(model, problem, args, [], task.collator)
+    trainer = quiet_trainer(model, problem, args, [])
     trainer.train()
     if not trainer.predictions:
         trainer.evaluate()

@@ -251,9 +251,11 @@ def _rows(source: str, split: str) -> list[Any]:
 def _csv(path: Path) -> list[Any]:
     import pandas
 
-    cells = pandas.read_csv(
-        path, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig"
-    )
+    how: Any = {"header": None, "dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
+    try:
+        cells = pandas.read_csv(path, **how)
+    except pandas.errors.EmptyDataError:
+        return []
     header, *rows = cells.fillna("").to_numpy().tolist()
     for number, name in enumerate(header, 1):
         if name and header.index(name) < number - 1:  # without its name, which may be a record's

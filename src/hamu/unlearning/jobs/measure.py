@@ -16,7 +16,7 @@ from hamu import files
 from hamu.assess import Assessment, assess_model, check_settings
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
-from hamu.data import UnlearningData, encode, read_text
+from hamu.data import UnlearningData, collate, encode, read_text
 from hamu.errors import HamuError
 from hamu.evaluation import TofuSets, attacks, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.answers import PERTURBED
@@ -108,7 +108,7 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
             model,
             problem.retain,
             problem.forget,
-            collate=task.collator,
+            collate=collate,
             method=method,
             blocks=args.blocks,  # type: ignore[arg-type]
             conflicts=asked.conflicts,

@@ -142,7 +142,7 @@ def _shadows(
         model = maker.new_model(str(maker.run.model), data)
         data, known = maker.fitted(model, data, pool)
         maker.args.disable_tqdm = True
-        train_original(model, data, maker.args, task.collator)
+        train_original(model, data, maker.args)
         found = [task.predict(model, known).logits]
         if unlearn_config is not None:
             args = settings_of_run(unlearn_config, **how).of(UnlearnConfig)
@@ -150,7 +150,7 @@ def _shadows(
             sets = {"forget": pool.select(mine), "test": unseen.joined(pool.select(rest))}
             own = maker.fitted_problem(model, replace(problem, **sets))
             known_of = retrained and Predictions(retrained.logits[mine], retrained.labels[mine])
-            quiet_trainer(model, own, args, [], task.collator, known_of).train()
+            quiet_trainer(model, own, args, [], known_of).train()
             found.append(task.predict(model, known).logits)
         return found
 

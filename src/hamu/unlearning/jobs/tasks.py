@@ -16,7 +16,6 @@ from hamu.data import (
     TextData,
     TextRecords,
     UnlearningData,
-    collate,
     encode,
     forget_sets,
     images,
@@ -88,7 +87,6 @@ class Task(ABC):
     configs: tuple[str, ...]  # a saved model has one of these files
     reads: tuple[str, ...]  # the options of reading
     foreign: tuple[str, ...]  # options that are for the other kind
-    collator = staticmethod(collate)
     predictor: Callable[..., Any]
     has_test_split: Callable[[str], bool]
 

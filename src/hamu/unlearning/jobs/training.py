@@ -127,7 +127,7 @@ def _train(task: Task, folder: RunFolder) -> Trained:
             yield
 
     begin = time.perf_counter()
-    train_original(model, data, args, task.collator, [bar], test, resume=resume, around=around)
+    train_original(model, data, args, [bar], test, resume=resume, around=around)
     figures = {"seconds": round(time.perf_counter() - begin, 1)}
     known = {name: one for name, one in (("train", data), ("test", test)) if one is not None}
     figures |= set_figures({name: task.predict(model, one) for name, one in known.items()})
@@ -209,7 +209,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         log = StepLog(folder, given, with_settings(inputs, given), run.resume)
         bar = ProgressBar(console, args.method)
         known = reference and reference["forget"]
-        trainer = quiet_trainer(model, problem, args, [log, bar], task.collator, known)
+        trainer = quiet_trainer(model, problem, args, [log, bar], known)
         args.max_steps = trainer.args.max_steps  # for the record
         log.trainer, trainer.before_saving = trainer, log.save
         trainer.beside_model = task.beside_model()

@@ -17,7 +17,7 @@ processes, sharded or not, write what one writes, so a run resumes in any number
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -442,7 +442,6 @@ def train_original(
     model: Any,
     data: Dataset[Any],
     args: TrainConfig,
-    collator: Callable[[Any], Mapping[str, Any]] = collate,
     callbacks: list[TrainerCallback] | None = None,
     eval_data: Dataset[Any] | None = None,
     *,
@@ -455,7 +454,6 @@ def train_original(
         model: its forward returns a loss when given labels.
         data: items with labels, e.g. `ImageData` or `TextData`.
         args: the settings; with disable_tqdm nothing is printed.
-        collator: makes a batch of items; by default of images.
         callbacks: transformers callbacks.
         eval_data: for --eval_strategy, by loss (and accuracy, for a classifier).
         resume: go on from the newest checkpoint in the output folder, if there is one.
@@ -481,7 +479,7 @@ def train_original(
     trainer = ResumableTrainer(
         model,
         args,
-        data_collator=collator,
+        data_collator=collate,
         train_dataset=data,
         eval_dataset=eval_data,
         compute_metrics=None if of_texts else _accuracy,

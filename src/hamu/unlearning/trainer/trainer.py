@@ -604,12 +604,11 @@ def quiet_trainer(
     problem: UnlearningData[Any],
     args: UnlearnConfig,
     callbacks: list[TrainerCallback],
-    collator: Callable[[Any], Mapping[str, Any]],
     retain_predictions: Any = None,
 ) -> UnlearnTrainer:
     """Make a trainer for this problem that prints nothing by itself."""
     sets = {f"{name}_dataset": data for name, data in problem.sets().items()}
     given = {"callbacks": callbacks, "retain_predictions": retain_predictions}
-    trainer = UnlearnTrainer(model, args, **sets, data_collator=collator, **given)
+    trainer = UnlearnTrainer(model, args, **sets, **given)
     silence(trainer)
     return trainer
