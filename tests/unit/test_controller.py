@@ -120,7 +120,9 @@ def test_progress_after_going_back_is_that_over_the_state_gone_back_to():
     ([STUCK] * 3, 0.5, 1.25**2),  # without progress, up to a bound
     ([STUCK] * 12, 0.5, 8),
     ([high(2), high(4), high(7)], 0.5, 0.75**3),  # ever more records overshoot
-    ([high(2), high(1)], 0.5, 0.75 * 1.25),
+    ([high(2), high(2)], 0.5, 0.75 * 1.25),
+    ([(6, START + 0.06), (4, START + 0.06)], 0.5, 0.75),  # and some are lost again
+    ([(6, START + 0.01), (4, START + 0.01)], 0.625, 0.75),
 ])  # fmt: skip
 def test_demand_and_rate_follow_from_what_is_measured(found, demand, growth):
     work = Work(*found).start()
@@ -170,6 +172,18 @@ def test_where_the_least_demand_does_not_repair_it_goes_back_to_the_best_state()
     assert work.demand == LEAST_DEMAND
     work.step()
     assert (work.weights, work.restarts) == (0, [5])
+
+
+@pytest.mark.parametrize(("count", "weights"), [(4, 0), (6, 5)])
+def test_without_repair_it_stays_where_half_of_what_was_missing_is_done(count, weights):
+    over = [(count, START + 0.11 + 0.01 * n) for n in range(5)]
+    work = Work(*over, rehearsals=[]).start()
+    work.lookahead.at_the_end_of_a_retain_cycle = False
+    rate = work.controller.rate
+    for _ in over:
+        work.step()
+    assert (work.weights, work.demand) == (weights, LEAST_DEMAND)
+    assert work.controller.rate == 0.5 * rate
 
 
 def test_the_rate_rises_over_the_first_steps():

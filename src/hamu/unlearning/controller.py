@@ -16,9 +16,10 @@ targets, with HAMU-Q on the bounded objective as the engine:
             above a fifth: back to the best state, and φ a tenth (not in a lasting run)
         half of it is left, no progress  ->  φ up by a quarter (a lasting run: also with progress,
             but not once a rehearsal was passed)
-        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved
-        more and more records too high   ->  η down by a quarter (a lasting run: if the share was
-            reached, and is lost again)
+        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved; without repair
+            only if more than half is still missing of what is there, else it stays, and η halved
+        more and more records too high   ->  η down by a quarter; as well if more is missing than
+            before (a lasting run: only if the share was reached, and is lost again)
         no progress                      ->  η up by a quarter (not lasting yet: by a half; not once
             a rehearsal was passed)
 
@@ -66,6 +67,7 @@ _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
 _WARM_UP = 20  # steps
 _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
+_WORTH_REPAIR = 0.5  # of what the best state misses, at most
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 # Measurements (rehearsals) without a better state or less missing, before a run gives up
 _PATIENCE, _PATIENCE_IF_LASTING = 30, 12
@@ -230,7 +232,8 @@ class Controller(TrainerCallback):
             self._least_missing, self._idle = now.missing, 0
         is_least = self._method.constraint <= LEAST_DEMAND
         no_repair = is_least and cost > max(self.budget, self._last_cost)
-        is_far = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS) or no_repair
+        is_far = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS)
+        is_far |= no_repair and now.missing > _WORTH_REPAIR * self._best_missing
         was_fast = self._work.lookahead is None and self._method.constraint > 2 * _SLOW_DEMAND
         goes_back = is_far or (was_fast and cost > self.budget)
         if goes_back:
@@ -239,7 +242,7 @@ class Controller(TrainerCallback):
             self._change(demand=slower, rate=0.5 if is_far else 1.0)
             cost = self._best_cost
         elif cost > self.budget:
-            self._change(demand=0.5)
+            self._change(demand=0.5, rate=0.5 if no_repair else 1.0)
         elif cost < 0.5 * self.budget and self._wants_more(now):
             self._change(demand=1.25)
         if within and self._steps_are_too_large(now):
@@ -290,10 +293,12 @@ class Controller(TrainerCallback):
         return cost
 
     def _steps_are_too_large(self, now: Standing) -> bool:
-        """True if ever more records are too high; if a lasting run loses a share it had reached."""
+        """True if more is missing, or too high, than before; if a lasting run loses its share."""
         if self._work.lookahead is not None:
             return self._best_count / len(now.losses) >= self._goal.share > now.share
-        return int(now.too_high.sum()) > max(2 * LEVEL * len(now.losses), self._last_too_high)
+        too_high = int(now.too_high.sum())
+        is_lost = now.missing > self._last_missing / _PROGRESS
+        return is_lost or too_high > max(2 * LEVEL * len(now.losses), self._last_too_high)
 
     @property
     def _parameters(self) -> list[Tensor]:
