@@ -222,6 +222,18 @@ def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
     assert (work.controller.ended, work.controller.reached) == (True, text != DONE)
 
 
+@pytest.mark.parametrize(("found", "dear"), [
+    ([(5, START), (6, START + 0.15), (4, START + 0.2)], "; 6 were at step 2, for +0.1500;"),
+    ([(9, START + 0.3), (8, START + 0.2), (7, START + 0.11)], "; 8 were at step 2, for +0.2000;"),
+    ([(6, START), (6, START + 0.2), (7, math.nan)], " allowed;"),
+])  # fmt: skip
+def test_a_run_that_misses_its_goal_names_the_nearest_state_beyond_the_budget(found, dear):
+    work = Work(*found)
+    work.state.max_steps = 3
+    [end] = work.run().ends
+    assert f"{dear} --max_steps allows more" in end.text
+
+
 @pytest.mark.parametrize(("stop", "is_called_off", "kind", "text"), [
     (StopReason("skips", "25 steps in a row could not be taken"), False, "skips",
      "25 steps in a row could not be taken; the goal is not reached: 5 of"),

@@ -386,8 +386,22 @@ class Controller(TrainerCallback):
 
     @property
     def goal_sentence(self) -> str:
-        """Standing of the kept state, in words."""
-        return f"the goal is {'reached' if self.reached else 'not reached'}: {self._words()}"
+        """Standing of the kept state, in words; if it misses the goal, what more would cost."""
+        if self.reached:
+            return f"the goal is reached: {self._words()}"
+        return f"the goal is not reached: {self._words()}{self._too_dear()}"
+
+    def _too_dear(self) -> str:
+        """Name the state beyond the budget that came nearest to the goal, the cheapest of such."""
+        if self._work.lookahead is not None:
+            return ""
+        wanted = math.ceil(self._goal.share * self._records)
+        finite = [entry for entry in self.history if math.isfinite(entry["retain_loss"])]
+        near = max(finite, key=lambda e: (min(e["forgotten"], wanted), -e["retain_loss"]))
+        if near["forgotten"] <= self._best_count:
+            return ""
+        cost = near["retain_loss"] - self.start_loss + self._beyond
+        return f"; {near['forgotten']} were at step {near['step']}, for {cost:+.4f}"
 
     def _words(self) -> str:
         lasting = "" if self._work.lookahead is None else ", also where fine-tuning leads"
