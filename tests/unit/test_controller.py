@@ -174,6 +174,14 @@ def test_where_the_least_demand_does_not_repair_it_goes_back_to_the_best_state()
     assert (work.weights, work.restarts) == (0, [5])
 
 
+@pytest.mark.parametrize(("count", "weights"), [(4, 0), (6, 1)])
+def test_after_a_large_demand_it_stays_where_half_of_what_was_missing_is_done(count, weights):
+    work = Work((count, START + 0.15)).start()
+    rate = work.controller.rate
+    work.step()
+    assert (work.weights, work.demand, work.controller.rate) == (weights, 0.1, rate)
+
+
 @pytest.mark.parametrize(("count", "weights"), [(4, 0), (6, 5)])
 def test_without_repair_it_stays_where_half_of_what_was_missing_is_done(count, weights):
     over = [(count, START + 0.11 + 0.01 * n) for n in range(5)]

@@ -12,12 +12,13 @@ targets, with HAMU-Q on the bounded objective as the engine:
             run, the better it lasts)
         end if the share is reached within the budget, by all retain records too (a lasting run:
             also after fine-tuning a copy, twice in a row)
-        the budget is exceeded           ->  φ halved: the steps repair the retain loss; if φ was
-            above a fifth: back to the best state, and φ a tenth (not in a lasting run)
+        the budget is exceeded           ->  φ halved, if above a fifth (not in a lasting run) a
+            tenth: the steps repair the retain loss. If φ was above a fifth, or the loss still rises
+            at the least φ (η halved): back to the best state, unless half of what that misses is
+            done
         half of it is left, no progress  ->  φ up by a quarter (a lasting run: also with progress,
             but not once a rehearsal was passed)
-        far beyond it, NaN, or no repair ->  back to the best state; φ and η halved; without repair
-            only if more than half is still missing of what is there, else it stays, and η halved
+        far beyond it, or NaN            ->  back to the best state; φ lowered so, and η halved
         more and more records too high   ->  η down by a quarter; as well if more is missing than
             before (a lasting run: only if the share was reached, and is lost again)
         no progress                      ->  η up by a quarter (not lasting yet: by a half; not once
@@ -233,16 +234,16 @@ class Controller(TrainerCallback):
         is_least = self._method.constraint <= LEAST_DEMAND
         no_repair = is_least and cost > max(self.budget, self._last_cost)
         is_far = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS)
-        is_far |= no_repair and now.missing > _WORTH_REPAIR * self._best_missing
         was_fast = self._work.lookahead is None and self._method.constraint > 2 * _SLOW_DEMAND
-        goes_back = is_far or (was_fast and cost > self.budget)
+        is_dear = no_repair or (was_fast and cost > self.budget)
+        is_worth_repair = now.missing <= _WORTH_REPAIR * self._best_missing
+        goes_back = is_far or (is_dear and not is_worth_repair)
+        if goes_back or cost > self.budget:
+            slower = _SLOW_DEMAND / self._method.constraint if was_fast else 0.5
+            self._change(demand=slower, rate=0.5 if is_far or no_repair else 1.0)
         if goes_back:
             self._go_back()
-            slower = _SLOW_DEMAND / self._method.constraint if was_fast else 0.5
-            self._change(demand=slower, rate=0.5 if is_far else 1.0)
             cost = self._best_cost
-        elif cost > self.budget:
-            self._change(demand=0.5, rate=0.5 if no_repair else 1.0)
         elif cost < 0.5 * self.budget and self._wants_more(now):
             self._change(demand=1.25)
         if within and self._steps_are_too_large(now):
