@@ -15,7 +15,7 @@ targets, with HAMU-Q on the bounded objective as the engine:
         the budget is exceeded           ->  φ halved, if above a fifth (not in a lasting run) a
             tenth: the steps repair the retain loss. If φ was above a fifth, or the loss still rises
             at the least φ (η halved): back to the best state, unless half of what that misses is
-            done
+            done (a lasting run: even then)
         half of it is left, no progress  ->  φ up by a quarter (a lasting run: also with progress,
             but not once a rehearsal was passed)
         far beyond it, or NaN            ->  back to the best state; φ lowered so, and η halved
@@ -234,9 +234,10 @@ class Controller(TrainerCallback):
         is_least = self._method.constraint <= LEAST_DEMAND
         no_repair = is_least and cost > max(self.budget, self._last_cost)
         is_far = not now.is_finite or cost > max(_FAR * self.budget, _FAR_LOSS)
-        was_fast = self._work.lookahead is None and self._method.constraint > 2 * _SLOW_DEMAND
+        is_lasting = self._work.lookahead is not None
+        was_fast = not is_lasting and self._method.constraint > 2 * _SLOW_DEMAND
         is_dear = no_repair or (was_fast and cost > self.budget)
-        is_worth_repair = now.missing <= _WORTH_REPAIR * self._best_missing
+        is_worth_repair = not is_lasting and now.missing <= _WORTH_REPAIR * self._best_missing
         goes_back = is_far or (is_dear and not is_worth_repair)
         if goes_back or cost > self.budget:
             slower = _SLOW_DEMAND / self._method.constraint if was_fast else 0.5
