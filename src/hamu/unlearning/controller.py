@@ -403,14 +403,14 @@ class Controller(TrainerCallback):
         if near["forgotten"] <= self._best_count:
             return ""
         cost = near["retain_loss"] - self.start_loss + self._beyond
-        return f"; {near['forgotten']} were at step {near['step']}, for {cost:+.4f}"
+        return f"; {near['forgotten']:,} were at step {near['step']:,}, for {cost:+.4f}"
 
     def _words(self) -> str:
         lasting = "" if self._work.lookahead is None else ", also where fine-tuning leads"
         return (
-            f"{self._best_count} of {self._records} records are forgotten (goal {self._goal.kind}, "
-            f"{share_in_words(self._goal.share)} wanted{lasting}), retain loss "
-            f"{self._best_cost:+.4f} of {self.budget:+g} allowed"
+            f"{self._best_count:,} of {self._records:,} records are forgotten "
+            f"(goal {self._goal.kind}, {share_in_words(self._goal.share)} wanted{lasting}), "
+            f"retain loss {self._best_cost:+.4f} of {self.budget:+g} allowed"
         )
 
     def state_dict(self) -> dict[str, Any]:

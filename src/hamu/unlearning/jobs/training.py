@@ -328,7 +328,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
     goal = trainer.goal_run.figures()
     if goal is not None:
         before = f"before the run {goal['before']['forgotten']:,} were"
-        yield f"{forgotten_words(goal)}; {before}; whether that lasts: hamu attack"
+        lasts = "; whether that lasts: hamu attack" if goal["after"]["forgotten"] else ""
+        yield f"{forgotten_words(goal)}; {before}{lasts}"
         assert trainer.goal_run.goal is not None
         yield from doubts(trainer.goal_run.goal, trainer.predictions["forget"])
     if cut := cut_records(problem.forget):
