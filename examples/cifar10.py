@@ -65,7 +65,7 @@ def unlearn(
         eval_on_start=False, check_steps=0,
         **PROTOCOLS[protocol],
     )  # fmt: skip
-    trainer = quiet_trainer(model, problem, args, [], collate)
+    trainer = quiet_trainer(model, problem, args, [])
     begin = time.perf_counter()
     trainer.train()
     seconds = time.perf_counter() - begin

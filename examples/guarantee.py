@@ -178,7 +178,6 @@ def digits() -> dict[str, Any]:
         model,
         train,
         TrainConfig(output_dir="runs/unused", disable_tqdm=True, **TRAIN["image"]),
-        collate,
     )
     problem = scenario.problem(model)
 

@@ -100,7 +100,7 @@ def trained(
             per_device_train_batch_size=len(train) // 10, bf16=True, disable_tqdm=True, logging_steps=100,
         )  # fmt: skip
         watching = [] if until is None else [Until(model, train, until)]
-        train_original(model, train, settings, collate, watching).save_pretrained(folder)
+        train_original(model, train, settings, watching).save_pretrained(folder)
     return load_classifier(str(folder)).to(memory_format=torch.channels_last), train
 
 
@@ -150,7 +150,6 @@ def digits(seeds: int) -> Iterator[tuple[int, nn.Module, Any]]:
             model,
             train,
             TrainConfig(output_dir="runs/unused", seed=seed, disable_tqdm=True, **settings),
-            collate,
         )
 
         def problem(rho: float, train: Any = train, seed: int = seed) -> UnlearningData[Any]:

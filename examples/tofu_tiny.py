@@ -104,7 +104,7 @@ def unlearned(name: str, options: argparse.Namespace) -> dict[str, Any]:
             **SETTINGS,
         )
         begin = time.perf_counter()
-        trainer = quiet_trainer(model, problem, args, [], collate)
+        trainer = quiet_trainer(model, problem, args, [])
         trainer.train()
         found = {
             "seconds": round(time.perf_counter() - begin),
