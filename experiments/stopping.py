@@ -178,7 +178,7 @@ def some_of(problem: Problem, most: tuple[int, int], seed: int, work: Path) -> S
         Subset(side, torch.randperm(len(side), generator=generator)[:n].tolist())
         for side, n in zip((found.retain, found.forget), most, strict=True)
     ]
-    return Sides(model, some, task.collator)
+    return Sides(model, some, collate)
 
 
 def problems(options: argparse.Namespace) -> dict[str, tuple[float, Callable[[int], Sides]]]:
