@@ -14,7 +14,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.data import forget_class, read_images
 from hamu.evaluation import AttackData, AttackSettings, attack
 from hamu.models import load_classifier
-from hamu.unlearning.lookahead import Lookahead
+from hamu.unlearning.lookahead import Batch, Lookahead
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
 BUDGET = 0.02  # nats of retain loss that every method may pay
@@ -57,8 +57,9 @@ class SharpnessAware(Lookahead):
 
     radius = 0.05
 
-    def advance(self, retain: Mapping[str, Tensor], forget: Mapping[str, Tensor]) -> None:
+    def advance(self, batches: Sequence[tuple[Batch, Batch]]) -> None:
         """Move the point there; each step counts as a cycle."""
+        ((_, forget),) = batches
         grads = torch.autograd.grad(self._loss(forget, slice(None)), self._parameters)
         norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
         with torch.no_grad():
@@ -138,7 +139,7 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
     train, test = (read_images("digits", split).normalized(config.image_mean, config.image_std)
                    for split in ("train", "test"))  # fmt: skip
     problem = forget_class(train, test, label)
-    settings = {
+    settings: dict[str, Any] = {
         "max_steps": STEPS,
         "learning_rate": RATE,
         "optim": "adamw_torch",
@@ -158,8 +159,8 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
         model.load_state_dict(within.kept)
     report = trainer.evaluate()
     data = AttackData(problem.retain, problem.forget)
-    settings = AttackSettings(attacks="relearn-retain,relearn-few", attack_steps=40)
-    outcomes = attack(model, data, settings).outcomes
+    chosen = AttackSettings(attacks="relearn-retain,relearn-few", attack_steps=40)
+    outcomes = attack(model, data, chosen).outcomes
     return {
         "retain": report["eval_retain_loss"] - within.start,
         "forget_accuracy": report["eval_forget_accuracy"],
