@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ _memory = torch.device("cpu")
 class DeviceTensor(Tensor):
     """A tensor of the device, around one on the host."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, host: Tensor) -> "DeviceTensor":
@@ -72,23 +73,23 @@ class DeviceTensor(Tensor):
     def __init__(self, host: Tensor) -> None:
         self.host = host
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"DeviceTensor({tuple(self.shape)}, {self.dtype}, {self.device})"
 
-    def tolist(self):
+    def tolist(self) -> Any:
         """The values; subclasses have no `tolist` of their own."""
         return self.cpu().tolist()
 
     @property
-    def data(self):
+    def data(self) -> Any:
         """The tensor without its history; setting it swaps the memory."""
         return DeviceTensor(self.host)
 
     @data.setter
-    def data(self, value):
+    def data(self, value: Any) -> None:
         self.host = value.host
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: Any) -> Any:
         """A copy, of a parameter too; storages of subclasses cannot be copied."""
         found = self.detach().clone()
         if isinstance(self, torch.nn.Parameter):
@@ -96,16 +97,16 @@ class DeviceTensor(Tensor):
         memo[id(self)] = found
         return found
 
-    def data_ptr(self):
+    def data_ptr(self) -> int:
         """Address of the first element."""
         return self.host.data_ptr()
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(func, *args, **(kwargs or {}))
 
 
-def _run(func, *args, **kwargs):
+def _run(func: Any, *args: Any, **kwargs: Any) -> Any:
     """One operation of the device."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if func in _COPIES:
@@ -117,7 +118,7 @@ def _run(func, *args, **kwargs):
     _note(func, inner_args, inner_kwargs, found)
     wrapped = {id(t.host): t for t in tensors if isinstance(t, DeviceTensor)}  # written in place
 
-    def wrap(value):
+    def wrap(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         return wrapped[id(value)] if id(value) in wrapped else DeviceTensor(value)
@@ -125,7 +126,7 @@ def _run(func, *args, **kwargs):
     return tree_map(wrap, found)
 
 
-def _copy(func, *args, **kwargs):
+def _copy(func: Any, *args: Any, **kwargs: Any) -> Any:
     """A copy on the device, to it, or from it."""
     into = args[0] if func is aten.copy_.default else None
     source = args[1] if func is aten.copy_.default else args[0]
@@ -149,14 +150,14 @@ def _copy(func, *args, **kwargs):
     return DeviceTensor(found) if device.type == NAME else found
 
 
-def _inner(value):
+def _inner(value: Any) -> Any:
     """The host's part of an argument."""
     if isinstance(value, DeviceTensor):
         return value.host
     return _memory if isinstance(value, torch.device) else value
 
 
-def _check_place(func, tensors) -> None:
+def _check_place(func: Any, tensors: list[Tensor]) -> None:
     """Refuse tensors of the host beside those of the device."""
     if any(isinstance(t, DeviceTensor) for t in tensors):
         indexed = func.overloadpacket in (aten.index, aten.index_put_, aten._index_put_impl_)
@@ -171,7 +172,7 @@ def _bytes(tensor: Tensor) -> int:
     return math.prod(size if stride else 1 for size, stride in sizes) * tensor.element_size()
 
 
-def _note(func, args, kwargs, found) -> None:
+def _note(func: Any, args: Any, kwargs: Any, found: Any) -> None:
     """Count an operation, unless it only looks at its arguments otherwise."""
     returns = func._schema.returns
     is_view = bool(returns) and all(

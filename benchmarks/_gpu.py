@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import torch
 from _counted import Count
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 NAME = "cuda"
@@ -36,5 +37,5 @@ def counting() -> Iterator[Count]:
     waits = [one for one in seen if "called a synchronizing" in str(one.message)]
     count.reads += [f"{one.filename}:{one.lineno}" for one in waits]
     for event in found.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == DeviceType.CUDA:
             count.launches[event.name] += 1

@@ -103,7 +103,7 @@ class TensorMeter(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phases: dict[str, Phase] = {}
         self._live = self._peak = 0
         self._known: set[int] = set()

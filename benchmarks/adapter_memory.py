@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from _report import print_report
@@ -46,7 +47,7 @@ def one_run(method: str, steps: int) -> dict[str, float]:
     )
     model = with_adapter(LlamaForCausalLM(config), AdapterSettings(targets="q_proj,v_proj"))
     texts = [torch.randint(0, 4096, (32,)) for _ in range(8)]
-    data = [{"input_ids": ids, "labels": ids} for ids in texts]
+    data: Any = [{"input_ids": ids, "labels": ids} for ids in texts]
     with tempfile.TemporaryDirectory() as folder:
         args = UnlearnConfig(
             output_dir=folder,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ def seconds(work: Callable[[], Any]) -> np.ndarray:
     """Wall time and processor time."""
     begin = np.array([time.perf_counter(), time.process_time()])
     work()
-    return np.array([time.perf_counter(), time.process_time()]) - begin
+    taken: np.ndarray = np.array([time.perf_counter(), time.process_time()]) - begin
+    return taken
 
 
 def epoch(model: Any, retain: Any, forget: Any, collate: Any, batch_size: int) -> None:
@@ -87,7 +89,7 @@ def products(name: str, assessed: AssessedModel) -> dict[str, float]:
                 seconds(lambda: assessed.total(assessed.score(batch)).backward())[1]
             )
             for which in ("product", "next_product"):
-                taken[which].append(seconds(lambda product=product: product(vector))[1])
+                taken[which].append(seconds(partial(product, vector))[1])
     medians = {which: float(np.median(of[1:])) for which, of in taken.items()}  # the first warms up
     return {
         f"{name}_{which}": medians[which] / medians["pass"] for which in ("product", "next_product")

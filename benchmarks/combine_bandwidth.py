@@ -23,6 +23,7 @@ from collections.abc import Callable
 import torch
 from _models import new_llama
 from _report import print_report
+from torch import nn
 
 from hamu import HamuQ, Method, PairedGradients, build_method
 from hamu.core.distributed import Layout
@@ -42,7 +43,7 @@ class Gradients:
     """Both sides' gradients of one model, at right angles, and arrays to copy. A combine uses the retain side up."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._model = new_llama(32000, 768, 12).to(device, dtype)
+        self._model = nn.Module.to(new_llama(32000, 768, 12), device, dtype)
         self._parameters = list(self._model.parameters())
         self._fresh, self._forget = (
             [torch.randn_like(p) for p in self._parameters] for _ in range(2)

@@ -29,11 +29,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -121,14 +123,11 @@ def measured(case: str, method_name: str, split: bool = False) -> dict[str, int]
                 with meter.phase(f"{side} {step}"), getattr(pair, side)():
                     backward(side, batch)
                     if side == "retain":
-                        places = [p.grad.data_ptr() for p in pair.parameters]
+                        places = addresses(pair)
             with meter.phase(f"combine {step}"):
                 assert pair.combine().decision == "step"
             if not split:
-                moved += sum(
-                    p.grad.data_ptr() != place
-                    for p, place in zip(pair.parameters, places, strict=True)
-                )
+                moved += sum(map(operator.ne, addresses(pair), places))
             model.zero_grad()
     phases = meter.phases
     gradient, weights = sum(p.nbytes for p in pair.parameters), phases["weights"].end
@@ -147,11 +146,16 @@ def measured(case: str, method_name: str, split: bool = False) -> dict[str, int]
     }
 
 
+def addresses(pair: PairedGradients) -> list[int]:
+    """Of all gradients."""
+    return [p.grad.data_ptr() for p in pair.parameters if p.grad is not None]
+
+
 def new_backward(model: nn.Module, method: Method) -> Callable[[str, Batch], None]:
     """The forward and backward pass of one side's batch, by the method's objective."""
     objectives = {
-        "retain": build_objective(method.retain_objective),
-        "forget": build_objective(method.forget_objective),
+        "retain": build_objective(str(method.retain_objective)),
+        "forget": build_objective(str(method.forget_objective)),
     }
     original = OriginalModel(model) if any(o.needs_original for o in objectives.values()) else None
 
@@ -170,7 +174,7 @@ def evaluation_peak() -> float:
     size, length, vocabulary = 64, 128, 32000
     ids = torch.randint(0, vocabulary, (size, length))
     labels = torch.where(torch.arange(length) < length // 2, -100, ids)
-    records = [{"input_ids": i, "labels": y} for i, y in zip(ids, labels, strict=True)]
+    records: Any = [{"input_ids": i, "labels": y} for i, y in zip(ids, labels, strict=True)]
     with AllocationMeter() as meter:
         with meter.phase("weights"):
             model = new_llama(vocabulary, 256, 2)

@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import _gpu
 import torch
@@ -95,10 +96,15 @@ def llama_1b(
     return model, *losses_of(model, (4, 1024), device)
 
 
-def losses_of(model: nn.Module, shape: tuple[int, int], device: torch.device) -> list[Loss]:
+def losses_of(model: nn.Module, shape: tuple[int, int], device: torch.device) -> tuple[Loss, Loss]:
     """Of both sides, on random texts."""
     sides = [torch.randint(0, 4096, shape).to(device) for _ in range(2)]
-    return [lambda s=s: model(input_ids=s, labels=s).loss for s in sides]
+
+    def loss(side: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = model(input_ids=side, labels=side).loss
+        return found
+
+    return partial(loss, sides[0]), partial(loss, sides[1])
 
 
 def steps(
@@ -132,10 +138,10 @@ def steps(
     def plain() -> None:
         parameters = [p for p in model.parameters() if p.requires_grad]
         retain().backward()
-        first = [p.grad for p in parameters]
+        first = [p.grad for p in parameters if p.grad is not None]
         optimizer.zero_grad()
         forget().backward()
-        second = [p.grad for p in parameters]
+        second = [p.grad for p in parameters if p.grad is not None]
         for r, f in zip(first, second, strict=True):
             r, f = r.flatten(), f.flatten()
             torch.stack([r.dot(r), f.dot(f), r.dot(f)])
@@ -174,12 +180,12 @@ def ratios(
     return found
 
 
-def run_of_trainer(steps: int, bf16: bool, **settings: object) -> float:
+def run_of_trainer(steps: int, bf16: bool, **settings: Any) -> float:
     """Seconds that a run of so many steps trains."""
     torch.manual_seed(0)
     model = SmallResNet(SmallResNetConfig(num_labels=10))
     images, labels = torch.randn(4096, 3, 32, 32), torch.randint(0, 10, (4096,))
-    items = [{"pixel_values": x, "labels": y} for x, y in zip(images, labels, strict=True)]
+    items: Any = [{"pixel_values": x, "labels": y} for x, y in zip(images, labels, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         args = UnlearnConfig(
             output_dir=folder,
@@ -192,7 +198,7 @@ def run_of_trainer(steps: int, bf16: bool, **settings: object) -> float:
             save_strategy="no",
             disable_tqdm=True,
             report_to="none",
-            **settings,  # type: ignore[arg-type]  # the two below
+            **settings,
         )
         trainer = UnlearnTrainer(
             model, args, retain_dataset=items[:3584], forget_dataset=items[3584:]
@@ -203,7 +209,7 @@ def run_of_trainer(steps: int, bf16: bool, **settings: object) -> float:
 
 def cost_of_checks(steps: int, bf16: bool, rounds: int) -> float:
     """Time of a run with the defaults over that of one that checks and logs nothing."""
-    bare = {"check_steps": 0, "logging_strategy": "no"}
+    bare: dict[str, Any] = {"check_steps": 0, "logging_strategy": "no"}
     run_of_trainer(2, bf16)  # kernels are compiled once
     found = []
     for number in range(rounds):
@@ -225,7 +231,7 @@ def cases_on(
     device: torch.device,
 ) -> dict[str, tuple[Callable[[], tuple[nn.Module, Loss, Loss]], int, int]]:
     """Maker of a model and both losses of each case, its batch size, and the pairs of steps to time."""
-    cases = {
+    cases: dict[str, tuple[Callable[[], tuple[nn.Module, Loss, Loss]], int, int]] = {
         "resnet20_b128": (partial(resnet20, 128, device), 128, 80),
         "resnet20_b16": (partial(resnet20, 16, device), 16, 200),
         "llama_5m": (partial(llama_5m, device), 4, 100),
@@ -267,9 +273,10 @@ def main() -> None:
         rounds = 1 if name.endswith(_LONG) else _ROUNDS
         turns = max(2, pairs // (10 if quick else 1) // rounds)
         for _ in range(rounds):
-            model, *losses = build()
-            floor, paired, with_means, plain, *of_2 = steps(
-                model, *losses, UnlearnConfig.stopping_records / batch
+            model, retain, forget = build()
+            half_life = UnlearnConfig.stopping_records / batch
+            floor, paired, with_means, plain, of_2, means_of_2 = steps(
+                model, retain, forget, half_life
             )
             floor(), paired()  # what stays is allocated once
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -277,7 +284,7 @@ def main() -> None:
             faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
             taken += 2 * turns
             of_means += ratios(paired, with_means, turns, device)
-            of_two += ratios(*of_2, turns // 2, device)
+            of_two += ratios(of_2, means_of_2, turns // 2, device)
             of_plain += ratios(floor, plain, turns, device)
         figures[name] = round(statistics.median(found), 4)
         figures[f"{name}_means"] = round(statistics.median(of_means), 4)
@@ -288,7 +295,8 @@ def main() -> None:
             more = memory_of(paired, device) - memory_of(floor, device)
             figures[f"{name}_memory"] = round(more / gradient, 4)
             begin = time.perf_counter()
-            floor(), finish(device)
+            floor()
+            finish(device)
             figures[f"{name}_floor_ms"] = round(1e3 * (time.perf_counter() - begin), 2)
             with _gpu.counting() as of_floor:
                 floor()
@@ -298,7 +306,7 @@ def main() -> None:
         else:
             figures[f"{name}_page_faults"] = round(faults / taken)
         print(f"{name}: {figures[name]:.3f} of the floor", flush=True)
-        del model, losses, floor, paired, with_means, plain, of_2
+        del model, retain, forget, floor, paired, with_means, plain, of_2
     for name in (name for name in trainers if name in chosen):
         turns, rounds = (20, 1) if quick else (120, 5)
         figures[name] = round(cost_of_checks(turns, trainers[name], rounds), 4)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from _report import print_report
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -36,6 +36,7 @@ from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.core.distributed import leave
 from hamu.unlearning.trainer.logs import silence
 
+dist: Any = torch.distributed
 _COUNTED = 3  # the first step compares all weights too
 
 
@@ -115,7 +116,7 @@ def one_step(width: int, pairing: str) -> None:
     """A worker: some paired steps; prints what the last one sent."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(width, width) for _ in range(8)])
-    records = [{"pixel_values": torch.randn(width), "labels": i} for i in range(64)]
+    records: Any = [{"pixel_values": torch.randn(width), "labels": i} for i in range(64)]
     with tempfile.TemporaryDirectory() as folder:
         args = UnlearnConfig(output_dir=folder, pairing=pairing, constraint_mode="relative", stopping="off",
                              per_device_train_batch_size=2, max_steps=_COUNTED, eval_strategy="no",
@@ -150,7 +151,7 @@ def main() -> None:
     if options.worker:
         one_step(width, options.worker)
         return
-    figures = {}
+    figures: dict[str, float] = {}
     for world in (2, 4) if options.quick else (2, 4, 8):
         for pairing in ("sequential", "split"):
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world),

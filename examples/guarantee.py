@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers import set_seed
 
@@ -46,7 +46,7 @@ from hamu.evaluation import predict, predict_tokens
 from hamu.models.language import load_language_model, load_tokenizer
 from hamu.unlearning.trainer import TrainConfig, train_original
 
-Make = Callable[[list[Tensor], float], torch.optim.Optimizer]
+Make = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda p, lr: torch.optim.SGD(p, lr=lr),
     "momentum": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
@@ -59,7 +59,9 @@ METHODS = {"hamu-q": HamuQ, "hamu-u": HamuU}
 class InMetric:
     """HAMU in AdamW's metric: weighs √P·g_r and √P·g_f, so that the step -ηP(...) is the best one of its P-length."""
 
-    def __init__(self, pair: PairedGradients, optimizer: torch.optim.AdamW, by_share: bool) -> None:
+    def __init__(
+        self, pair: PairedGradients, optimizer: torch.optim.Optimizer, by_share: bool
+    ) -> None:
         self.pair, self.optimizer, self.by_share = pair, optimizer, by_share
         self.meter = GramMeter(pair.parameters, pair.block_of)
         self.blocks = torch.tensor(pair.block_of)
@@ -87,7 +89,7 @@ class InMetric:
             for side, grads in sides.items()
         }
         gram = self.meter.measure(scaled["retain"], scaled["forget"])
-        method = self.pair.method
+        method: Any = self.pair.method
         forgets = isinstance(method, HamuQ)
         constrained, sign = (sides["forget"], -1.0) if forgets else (sides["retain"], 1.0)
         known = torch.stack(
@@ -137,7 +139,7 @@ def run(case: dict[str, Any], method: str, optimizer: str, way: str, rate: float
             metric.reweigh(step)
         with guard.around(step):
             stepper.step()
-        taken = guard.taken
+        taken: Any = guard.taken
         whole.append((taken.gain.sum() / taken.demand.sum()).item())
         blocks.append((taken.gain < 0.999 * taken.demand).double().mean().item())
         corrected.append(0.0 if taken.corrected is None else taken.corrected.double().mean().item())
@@ -160,9 +162,8 @@ def batches(case: dict[str, Any]) -> Iterator[Any]:
     done, epoch = 0, 0
     while done < case["steps"]:
         pairs.set_epoch(epoch)
-        for batch in DataLoader(
-            pairs, case["batch_size"], collate_fn=PairCollator(case["collate"])
-        ):
+        collator: Any = PairCollator(case["collate"])
+        for batch in DataLoader(pairs, case["batch_size"], collate_fn=collator):
             yield batch
             done += 1
             if done == case["steps"]:

@@ -94,14 +94,15 @@ def trained(
     train = train.normalized(*statistics)
     if not (folder / "config.json").exists():
         set_seed(seed)
-        model = new_classifier("resnet20", train, *map(list, statistics))
+        new = new_classifier("resnet20", train, *map(list, statistics))
         settings = TrainConfig(
             output_dir="runs/unused", seed=seed, optim="adamw_torch", learning_rate=1e-3, num_train_epochs=50,
             per_device_train_batch_size=len(train) // 10, bf16=True, disable_tqdm=True, logging_steps=100,
         )  # fmt: skip
-        watching = [] if until is None else [Until(model, train, until)]
-        train_original(model, train, settings, watching).save_pretrained(folder)
-    return load_classifier(str(folder)).to(memory_format=torch.channels_last), train
+        watching: list[TrainerCallback] = [] if until is None else [Until(new, train, until)]
+        train_original(new, train, settings, watching).save_pretrained(folder)
+    model: Any = load_classifier(str(folder))
+    return model.to(memory_format=torch.channels_last), train
 
 
 def cifar(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any]]:
@@ -127,7 +128,7 @@ def originals(options: argparse.Namespace) -> Iterator[tuple[int, nn.Module, Any
     """For each original model: its seed, the model, and its problem at a given ρ."""
     train = read_images(options.data_dir)
     for seed, path in enumerate(options.models):
-        model = load_classifier(path)
+        model: Any = load_classifier(path)
         normalized = train.normalized(model.config.image_mean, model.config.image_std)
 
         def problem(
@@ -188,7 +189,7 @@ def one_step(
                 for batch in assessed.batches(side):
                     (assessed.total(assessed.score(batch)) / count).backward()
         step = pair.combine()
-        updates = [p.grad.clone() for p in pair.parameters]
+        updates = [p.grad.clone() for p in pair.parameters if p.grad is not None]
         original = [p.detach().clone() for p in pair.parameters]
         before = retain_loss(assessed)
         realised = {}

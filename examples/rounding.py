@@ -35,7 +35,7 @@ def roughness(size: tuple[int, ...], dtype: torch.dtype, deviation: float) -> fl
     config = LlamaConfig(hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers,
                          num_attention_heads=4, num_key_value_heads=4, vocab_size=words)  # fmt: skip
     set_seed(0)
-    base = LlamaForCausalLM(config)
+    base: Any = LlamaForCausalLM(config)
     for parameter in base.parameters():
         if parameter.dim() > 1:
             parameter.mul_(3)
@@ -69,7 +69,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path)
     output = parser.parse_args().output
-    found = [
+    found: list[dict[str, Any]] = [
         {"size": list(size), "dtype": str(dtype).removeprefix("torch."), "deviation": deviation,
          "roughness": round(roughness(size, dtype, deviation), 3)}
         for size in SIZES for dtype in (torch.bfloat16, torch.float16) for deviation in DEVIATIONS

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,7 +61,7 @@ class Activations:
     last: int
     logit: int = 12
 
-    def per_token(self, config: LlamaConfig) -> int:
+    def per_token(self, config: Any) -> int:
         """The larger of the two peaks."""
         keys = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
         layer = (
@@ -69,7 +70,10 @@ class Activations:
             + self.inner * config.intermediate_size
         )
         loss = self.last * config.hidden_size + self.logit * config.vocab_size
-        return self.checkpoint * config.num_hidden_layers * config.hidden_size + max(layer, loss)
+        found: int = self.checkpoint * config.num_hidden_layers * config.hidden_size + max(
+            layer, loss
+        )
+        return found
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ TRAININGS = (
 class Model:
     """A Llama, and an adapter for it (r = 8, on what PEFT adapts by default), by shapes alone."""
 
-    def __init__(self, name: str, gpus: int, **shape: int) -> None:
+    def __init__(self, name: str, gpus: int, **shape: Any) -> None:
         self.name, self.gpus = name, gpus
         self.config = LlamaConfig(vocab_size=32000, tie_word_embeddings=False, **shape)
         with torch.device("meta"):

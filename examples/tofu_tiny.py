@@ -45,7 +45,7 @@ from hamu.unlearning.trainer.trainer import quiet_trainer
 
 METHODS = ("hamu-q", "hamu-u", "ft", "ga", "gdiff", "kl", "scrub", "gru", "pcgrad", "npo")
 MAX_LENGTH = 256
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "optim": "adamw_torch",
     "per_device_train_batch_size": 48,
     "constraint": 0.5,
@@ -154,10 +154,8 @@ def problem_of(options: argparse.Namespace) -> UnlearningData[TextRecords]:
 
 
 def encoded(problem: UnlearningData[TextRecords], tokenizer: Any) -> UnlearningData[TextData]:
-    return replace(
-        problem,
-        **{name: encode(data, tokenizer, MAX_LENGTH) for name, data in problem.sets().items()},
-    )
+    sets = {name: encode(data, tokenizer, MAX_LENGTH) for name, data in problem.sets().items()}
+    return UnlearningData(**{**vars(problem), **sets})
 
 
 def joined(first: TextRecords, second: TextRecords) -> TextRecords:

@@ -39,11 +39,8 @@ def measured(problem: Problem, work: Path, compare: bool) -> dict[str, Any]:
         standing = before["goal"]["after"]
         if standing["forgotten"] < 0.95 * standing["records"]:
             raise SystemExit(f"hamu unlearn for {problem.name} ended with exit code {ended}")
-        found, after, goal = (
-            {"steps_taken": 0, "controller": [None], "ended": "reached at the start"},
-            before,
-            None,
-        )
+        found: dict[str, Any] = {"steps_taken": 0, "controller": [None]}
+        found["ended"], after, goal = "reached at the start", before, None
     else:
         found = json.loads((folder / "evaluation.json").read_text())
         after, goal = found["after"], found["goal"]

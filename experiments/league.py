@@ -201,7 +201,7 @@ def _by_seed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of rows that differ in the seed."""
     keys = {"cost": "at_gain", "step": "at_step", "test_accuracy": "at_test_accuracy", "relearned": "relearned",
             "forget_loss": "forget_loss", "retain_loss": "retain_loss"}  # fmt: skip
-    by_seed = {name: [row.get(key) for row in rows] for name, key in keys.items()}
+    by_seed: dict[str, Any] = {name: [row.get(key) for row in rows] for name, key in keys.items()}
     by_seed["cost"] = [-gain for gain in by_seed["cost"]]
     return by_seed
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
 
 from hamu import HamuQ, PairGram, build_method
 from hamu.core.methods import TABLE, Weights
@@ -42,15 +43,15 @@ def main(argv: list[str]) -> None:
         axes.set(title=f"θ = {degrees}°", xlabel="rise of the forget loss, at one step length")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("change of the retain loss")
-    marks = [plt.Line2D([], [], color=STYLES[n][0], marker=STYLES[n][1], ls="") for n in names]
+    marks = [Line2D([], [], color=STYLES[n][0], marker=STYLES[n][1], ls="") for n in names]
     figure.legend(marks, names, loc="outside right center", frameon=False)
     save_figure(figure, Path(__file__).parents[1] / "docs/images/plane.png")
 
 
 def _gram(degrees: float) -> PairGram:
     r, f, cos = 1.0, _FORGET_NORM, math.cos(math.radians(degrees))
-    numbers = (r * r, f * f, r * f * cos)
-    return PairGram(*(torch.tensor([number], dtype=torch.float64) for number in numbers))
+    retain_sq, forget_sq, dot = torch.tensor([[r * r], [f * f], [r * f * cos]]).double()
+    return PairGram(retain_sq, forget_sq, dot)
 
 
 def _changes(gram: PairGram, weights: Weights) -> tuple[float, float]:

@@ -381,7 +381,7 @@ def _write(
     one.draw(result["figures"], output.path / f"{one.name}.png")
     stale.discard(one.name)
     output.write_text(PAGE, page(results_in(output.path, _without(stale)), EXPERIMENTS))
-    instead = stands_for(result)
+    instead = stands_for(dict(result))
     console.print(
         f"{one.name}, {one.reference}: {one.title}{instead and f' ({instead})'}",
         style="bold",

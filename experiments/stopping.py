@@ -98,7 +98,7 @@ class Passes:
             further = torch.randperm(self._count, generator=self._generator)
             self._waiting = torch.cat([self._waiting, further])
         drawn, self._waiting = self._waiting.tensor_split([size])
-        return drawn.unique()
+        return torch.tensor(sorted({*drawn.tolist()}))
 
 
 def record(sides: Sides, method: HamuQ, size: int, rate: float, scale: float, seed: int) -> Series:
@@ -122,7 +122,7 @@ def record(sides: Sides, method: HamuQ, size: int, rate: float, scale: float, se
         grads = [sides.gradient(side, of.draw(size), 0)[0] for side, of in enumerate(passes)]
         gram = meter.measure(*grads)
         found["batch"].append(headroom(method, gram))
-        population.add(*grads, gram, None)
+        population.add(grads[0], grads[1], gram, None)
         for name, value in zip(("population", "error"), estimate(method, population), strict=True):
             found[name].append(value)
         clip = gram.clip_factors(1.0)
@@ -183,7 +183,8 @@ def some_of(problem: Problem, most: tuple[int, int], seed: int, work: Path) -> S
 
 def problems(options: argparse.Namespace) -> dict[str, tuple[float, Callable[[int], Sides]]]:
     """Learning rate and maker of each problem by name."""
-    work, found = options.work_dir, {}
+    work = options.work_dir
+    found: dict[str, tuple[float, Callable[[int], Sides]]] = {}
     for name in options.data:
         if name == "digits":
             for rho in (0.75, 1.0):

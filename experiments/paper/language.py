@@ -154,15 +154,13 @@ class Language(Trained):
             )
         )
         for side, what in (("forget", "ΔL_f"), ("retain", "-ΔL_r")):
-            ours, theirs = (
-                getattr(ends[m], side) if m in ends else None for m in ("hamu-q", "gdiff")
-            )
-            there = ours is not None and theirs is not None
+            gains = [getattr(ends[m], side) for m in ("hamu-q", "gdiff") if m in ends]
+            ours, theirs = gains if len(gains) == 2 else (None, None)
             claims.append(
                 Claim(
                     f"dissimilar: HAMU-Q gains more {what} than GDiff",
-                    f"{ours:+.3g} against {theirs:+.3g}" if there else None,
-                    ours > theirs if there else None,
+                    None if ours is None else f"{ours:+.3g} against {theirs:+.3g}",
+                    None if ours is None else ours > theirs,
                     otherwise="GDiff pays with retain loss.",
                 )
             )
@@ -197,12 +195,12 @@ class Metrics(Trained):
 
     def figures(self, finished: Mapping[str, FinishedRun], scale: Scale) -> Figures:
         """Give a row for each method, and one for the model that all started from."""
-        rows = {}
+        rows: dict[str, dict[str, float | None]] = {}
         for method, one in finished.items():
             gains = dict(zip(_COLUMNS[:2], gains_of(one.evaluation), strict=True))
-            rows[method] = gains | _report(one.evaluation["after"])
+            rows[method] = {**gains, **_report(one.evaluation["after"])}
             rows.setdefault(
-                "before", dict.fromkeys(_COLUMNS[:2], 0.0) | _report(one.evaluation["before"])
+                "before", {**dict.fromkeys(_COLUMNS[:2], 0.0), **_report(one.evaluation["before"])}
             )
         paper = {name: dict(zip(_COLUMNS, row, strict=True)) for name, row in _TABLE.items()}
         return {"rows": {name: rows[name] for name in _TABLE if name in rows}, "paper": paper}

@@ -81,8 +81,12 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
         path.chmod(0o600)  # it has what is to be forgotten
         with path.open("wb") as file:
             image, label = (base.get(f"{kind}_column") or kind for kind in ("image", "label"))
-            arrays = {image: data.pixels.permute(0, 2, 3, 1).numpy(), label: data.labels.numpy()}
-            np.savez(file, **arrays, **{CLASSES: np.array(data.classes)})
+            arrays: dict[str, Any] = {
+                image: data.pixels.permute(0, 2, 3, 1).numpy(),
+                label: data.labels.numpy(),
+            }
+            arrays[CLASSES] = np.array(data.classes)
+            np.savez(file, **arrays)
         path.replace(folder.path / name)
     path = folder.path / name
     data = read_images(str(path), **options)

@@ -59,7 +59,7 @@ class Regimes(Computed):
             "share": _SHARE[self.name],
             "kappa": kappas.tolist(),
             "cost": [step.promised_retain_change.item() for step in steps],
-            "regime": [int(step.regime) for step in steps],
+            "regime": [step.regime.item() for step in steps if step.regime is not None],
             "thresholds": [status.direct_threshold.item(), status.stop_threshold.item()],
         }
 
@@ -196,8 +196,8 @@ def _solve(
     """Step, g_r and g_f of one block with g_f upwards and g_r at this angle to it."""
     angle = np.deg2rad(degrees)
     retain, forget = np.array([np.sin(angle), np.cos(angle)]), np.array([0.0, forget_norm])
-    products = (retain @ retain, forget @ forget, retain @ forget)
-    gram = PairGram(*(torch.tensor([p], dtype=torch.float64) for p in products))
+    products = [[retain @ retain], [forget @ forget], [retain @ forget]]
+    gram = PairGram(*torch.tensor(products, dtype=torch.float64))
     return PairStep(gram, method.weigh(gram), gram.clip_factors(None), "step"), retain, forget
 
 
@@ -206,6 +206,7 @@ def _problem(method: Method, degrees: float) -> dict[str, Any]:
     step, retain, forget = _solve(method, degrees)
     status = step.weights.constraint
     assert status is not None
+    assert step.regime is not None
     changes = {
         side: _RATE * getattr(step, f"promised_{side}_change").item()
         for side in ("retain", "forget")
@@ -225,7 +226,7 @@ def _problem(method: Method, degrees: float) -> dict[str, Any]:
         / demand,
         "retain_change": changes["retain"],
         "forget_change": changes["forget"],
-        "regime": int(step.regime),
+        "regime": step.regime.item(),
         "conflicting": bool(step.kappa > 0),
     }
 

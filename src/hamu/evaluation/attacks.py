@@ -494,7 +494,7 @@ def _fine_tune(
         scored = Scored.of(predict_logits(model, inputs), inputs["labels"])
         loss = CrossEntropy().total(scored, None) / len(scored.labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         yield step
 
