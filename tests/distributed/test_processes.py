@@ -24,6 +24,7 @@ SPLIT |= {f"{case}/small": case for case in (CONV, LLAMA)}
 BOUNDED = f"{CONV}/bounded"  # by hand and without a start: measured at the first step
 SPLIT[f"{BOUNDED}-split"] = BOUNDED
 SHARDED = {f"{case}/shard": case for case in (*CASES, LORA)}
+SHARDED[f"{CONV}/shard-bf16"] = CONV
 LOOPS = [f"loop/{name}/{n}/adamw" for n, name in ((1, "hamu-q"), (2, "hamu-u"), (2, "gru"))]
 # in four processes: how they share sums out, not what every method makes of the sums
 OURS = [CONV, LLAMA, *LOOPS]

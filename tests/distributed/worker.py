@@ -211,6 +211,7 @@ def run(case, folder, steps, saves=None, resumes=None, target=None):
         max_forget_loss=target,
         pairing="split" if is_split else "sequential",
         shard="shard" in how,
+        bf16="bf16" in how,  # casts nothing that is float64, but measures each step from both ends
         check_steps=None if kind == "batchnorm" else 1,
         trust_region=kind == "rough",
         correct_steps=optimizer == "adamw_torch" and "rounded" in how,

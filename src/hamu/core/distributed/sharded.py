@@ -86,7 +86,7 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 @contextmanager
 def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """Swap values by name, sharded alike, into a model between a backward and a forward pass."""
-    _give_back(model)  # until then a name may stand for a gathered copy
+    reshard(model)  # until then a name may stand for a gathered copy
     named = dict(model.named_parameters(remove_duplicate=False)) | dict(
         model.named_buffers(remove_duplicate=False)
     )
@@ -105,11 +105,11 @@ def _put(model: nn.Module, parameters: Sequence[Tensor], values: Sequence[Tensor
     with torch.no_grad(), preserved._unsafe_preserve_version_counter(tuple(parameters)):
         for parameter, value in zip(parameters, values, strict=True):
             _local_part(parameter).copy_(_local_part(value))
-    _give_back(model)
+    reshard(model)
 
 
-def _give_back(model: nn.Module) -> None:
-    """Drop what was gathered for the last pass; the next gathers anew."""
+def reshard(model: nn.Module) -> None:
+    """Drop what was gathered for the last pass, which the root keeps until a backward pass."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import IntervalStrategy, TrainerCallback
 
-from hamu.core.distributed import all_reduced, world_size
+from hamu.core.distributed import all_reduced, is_sharded, world_size
 from hamu.core.forward import buffers_kept, rounds_to_tf32, without_autocast, without_tf32
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
@@ -181,8 +181,9 @@ def next_scale(scale: float, trust: float, most: float) -> float:
 class RepeatedPasses:
     """Forward passes of one step, repeated with their random numbers in the model's precision."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._gpus = sorted({p.device.index for p in model.parameters() if p.is_cuda})
         precisions = [torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()]
         # a model that is stored in fewer digits than bfloat16's computes in those
         self._eps = min(max(precisions), torch.finfo(torch.bfloat16).eps)
@@ -194,9 +195,8 @@ class RepeatedPasses:
 
     def remember(self, side: str, loss: Callable[[], Tensor], count: Tensor | int) -> None:
         """Note a pass to come: its part of a side's loss, a mean over `count` records or tokens."""
-        on_gpu = self._device.type == "cuda"
-        of_gpu = [torch.cuda.get_rng_state(self._device)] if on_gpu else []
-        self._passes.append((side, loss, count, [torch.get_rng_state(), *of_gpu]))
+        of_gpus = [torch.cuda.get_rng_state(gpu) for gpu in self._gpus]
+        self._passes.append((side, loss, count, [torch.get_rng_state(), *of_gpus]))
 
     def clear(self) -> None:
         """Forget the passes: the step is over, or will not be measured."""
@@ -212,15 +212,18 @@ class RepeatedPasses:
     def losses(self) -> dict[str, Tensor]:
         """By side, the losses of the step's batches at the present weights, by its masks, 0-dim."""
         losses: dict[str, Tensor] = {}
-        gpus = [self._device] if self._device.type == "cuda" else []
         exact = without_tf32() if rounds_to_tf32(self._model) else nullcontext()
-        kept = torch.random.fork_rng(gpus)
+        kept = torch.random.fork_rng(self._gpus)
         with kept, exact, without_autocast(self._model), buffers_kept(self._model):
-            for side, loss, _, (of_host, *of_gpu) in self._passes:
+            for side, loss, _, (of_host, *of_gpus) in self._passes:
                 torch.set_rng_state(of_host)
-                for state in of_gpu:
-                    torch.cuda.set_rng_state(state, self._device)
+                for gpu, state in zip(self._gpus, of_gpus, strict=True):
+                    torch.cuda.set_rng_state(state, gpu)
                 losses[side] = losses.get(side, 0.0) + loss()
+        if is_sharded(self._model):
+            from hamu.core.distributed.sharded import reshard
+
+            reshard(self._model)
         return losses
 
     def roughness(self) -> float:
@@ -314,7 +317,7 @@ class StepWatch(TrainerCallback):
     def begin(self) -> None:
         """Begin a run: nothing is checked yet."""
         args = self._args
-        self.passes = RepeatedPasses(self._model, self._device)  # of a step that is checked
+        self.passes = RepeatedPasses(self._model)  # of a step that is checked
         self.step: PairStep | None = None  # at hand; None if the run ended before it
         self.figures: dict[str, float] = {}  # of its check
         self.record = PromiseRecord()
