@@ -417,7 +417,12 @@ class ResumableTrainer(Trainer):
             from hamu.core.distributed.sharded import shard_optimizer_state
 
             folder = Path(checkpoint)
-            state = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
+            how: Any = {
+                "map_location": "cpu",
+                "weights_only": True,
+                "mmap": True,
+            }  # read tensor by tensor
+            state = torch.load(folder / _OPTIMIZER, **how)
             self.optimizer.load_state_dict(shard_optimizer_state(self.optimizer, state))
             self.lr_scheduler.load_state_dict(torch.load(folder / _SCHEDULER, weights_only=True))
 

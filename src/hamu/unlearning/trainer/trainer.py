@@ -260,6 +260,8 @@ class UnlearnTrainer(ResumableTrainer):
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
+            device=self.args.device,
+            _non_blocking=self.accelerator.non_blocking,
         )
         return loader
 
