@@ -430,9 +430,8 @@ class Controller(TrainerCallback):
 def first_rate(parameters: Sequence[Tensor]) -> float:
     """Rate at which a step of Adam moves a weight by a small share of a matrix weight's size."""
     chosen = [p for p in parameters if p.dim() > 1] or parameters
-    matrices = [p.detach().float() for p in chosen]
-    used = [m for m in matrices if bool(m.any())]
-    if len(used) < len(matrices):  # the second factors of a new adapter are zero
+    each = torch._foreach_norm([p.detach() for p in chosen], dtype=torch.float64)
+    norms = torch.stack([norm.to(each[0].device) for norm in each]).tolist()
+    if not all(norms):  # the second factors of a new adapter are zero
         return _RATE_OF_A_NEW_ADAPTER
-    total, count = sum(m.square().sum() for m in used), sum(m.numel() for m in used)
-    return _RATE * math.sqrt(float(total) / count)
+    return _RATE * math.hypot(*norms) / math.sqrt(sum(p.numel() for p in chosen))
