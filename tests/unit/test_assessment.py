@@ -52,6 +52,17 @@ def gradient(model, data):
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 
+def test_a_curvature_that_does_not_fit_in_memory_is_left_out(monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(assessment, "lanczos", full)
+    with pytest.warns(UserWarning, match="the curvature is left out"):
+        found = assessed(curvature_samples=20)
+    assert (found.curvature, found.curvature_samples) == (None, 0)
+    assert found.conflicts
+
+
 def test_its_figures_are_those_of_the_mean_gradients():
     g_r, g_f = gradient(network(), RETAIN), gradient(network(), FORGET)
     n_r, n_f, kappa = g_r.norm().item(), g_f.norm().item(), g_r.dot(g_f).item()

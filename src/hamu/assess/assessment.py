@@ -1,6 +1,7 @@
 """Assessment of a model and its data, before a run."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, reduce
@@ -261,8 +262,15 @@ def assess_model(
         found = _first_order(assessed, parted, method, max_grad_norm)
         found["noise_scales"] = {s: parted.noise_scale(s, used[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
-        if samples:
-            found |= _second_order(assessed, gradients, demand, samples)
+        try:
+            found |= _second_order(assessed, gradients, demand, samples) if samples else {}
+        except torch.OutOfMemoryError:
+            samples = 0
+            warnings.warn(
+                f"the curvature is left out: its {LANCZOS} directions, each as large as the "
+                f"trained weights, do not fit in the device's memory",
+                stacklevel=2,
+            )
         for side, other in (SIDES[::-1], SIDES) if conflicts else ():
             found["conflicts"][side] = _conflicts(assessed, side, gradients[other], used[side])
     return Assessment(
