@@ -258,6 +258,8 @@ def test_a_dry_run_on_images_counts_what_the_run_would_have(done, tmp_path, save
     by_goal = plan(f"unlearn {CLASS} --model {saved_model}")
     assert by_goal["steps"] == 400
     assert by_goal["memory: copies of what is trained"] == pytest.approx(2 * weights, abs=0.1)
+    checked = plan(f"{job} 50 --optim adamw_torch")
+    assert checked["memory: copies of what is trained"] == pytest.approx(2 * weights, abs=0.1)
     assert one["memory: original model"] == weights, "which KL compares with"
     assert four["memory: activations"] == pytest.approx(4 * activations, abs=0.2)
 

@@ -207,8 +207,10 @@ def _of_weights(args: Any, trained: int, frozen: float) -> dict[str, float]:
     names, copies = [], 0
     if isinstance(args, UnlearnConfig):
         names = [name for name in args.objectives().values() if name]
-        # of a controller, a look ahead and a `StepGuard`
-        copies = 2 * args.auto + 4 * args.lasting + (args.correct_steps or args.trust_region)
+        checked = args.check_steps != 0 and args.optim != "sgd"  # against both kept gradients
+        # of a controller, a look ahead, a check and a `StepGuard`
+        of_step = max(2 * checked, args.correct_steps or args.trust_region)
+        copies = 2 * args.auto + 4 * args.lasting + of_step
     keeps = any(build_objective(name).needs_original for name in names)
     return {
         "weights": frozen + trained,
