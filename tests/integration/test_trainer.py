@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from pathlib import Path
+from shutil import which
 from types import SimpleNamespace
 
 import pytest
@@ -391,6 +392,13 @@ def test_only_a_step_that_is_not_finite_lowers_the_loss_scale(model, trainer_of,
     nn.init.constant_(model[1].weight, weight)
     trainer.train()
     assert (trainer.steps_skipped, trainer.accelerator.scaler.get_scale()) == (2, scale)
+
+
+@pytest.mark.skipif(which("g++") is None, reason="needs a C++ compiler")
+def test_a_check_drops_out_what_the_compiled_step_dropped(model, trained):
+    model[3] = nn.Sequential(model[3], nn.Dropout(0.5))
+    promise = trained(model, check_steps=1, torch_compile=True).promise
+    assert promise["median_ratio"]["forget"] == pytest.approx(1, abs=0.1)
 
 
 def test_a_run_of_a_compiled_model_ends_as_that_of_the_model(model, trained, tmp_path):

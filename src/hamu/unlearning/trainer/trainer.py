@@ -163,6 +163,10 @@ class UnlearnTrainer(ResumableTrainer):
             self.add_callback(callback)
 
     def _set_up(self, model: nn.Module, method: Method, args: UnlearnConfig) -> None:
+        if args.torch_compile:  # a check repeats its passes uncompiled, by the same random numbers
+            import torch._inductor.config as inductor  # slow to load
+
+            inductor.fallback_random = True
         self.pair = _prepared(model, method, args, **self._records)
         self.side_losses = SideLosses(model, args.objectives())
         limits = (args.min_forget_loss, args.max_retain_loss, args.max_forget_loss)
