@@ -22,6 +22,7 @@ from hamu.core.pair import PairedGradients, PairStep
 from hamu.errors import HamuError
 
 _ROUNDS = 12
+_WIDENED_ON_GPU = 1 << 24  # elements at a time, where launches cost more than memory
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,8 @@ def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> 
 def _moved(p: Tensor, before: Tensor, grad: Tensor | None = None) -> Tensor:
     """(p - before)·grad, 0-dim float64, in pieces; ‖p - before‖² without a gradient."""
     total = torch.zeros((), dtype=torch.float64, device=p.device)
-    flat = (torch.split(t.reshape(-1), WIDENED) for t in (p, before, p if grad is None else grad))
+    most = WIDENED if p.device.type == "cpu" else _WIDENED_ON_GPU
+    flat = (torch.split(t.reshape(-1), most) for t in (p, before, p if grad is None else grad))
     for now, then, along in zip(*flat, strict=True):
         moved = now.double() - then.double()
         total += moved.dot(moved if grad is None else along.double())
