@@ -15,7 +15,6 @@ from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.evaluation.gains import Gains, pareto_optimal
 from hamu.report.pictures import STYLES
-from hamu.unlearning.goals import kind_in
 
 CONSTRAINTS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SYMBOL = {"hamu-q": "Q", "hamu-u": "U"}
@@ -348,7 +347,7 @@ def _compared(one: float, other: float) -> str:
 def reached(one: FinishedRun, target: float) -> dict[str, float] | None:
     """Epoch, retain gain and forget loss where a run reached its target, by its own end or at an evaluation."""
     there = next((point for point in one.points if point["forget_loss"] >= 0.98 * target), None)
-    if there is None and kind_in(one.evaluation) == "target" and one.is_whole:
+    if there is None and one.evaluation["ended_kind"] == "target" and one.is_whole:
         there = one.last
     return (
         None

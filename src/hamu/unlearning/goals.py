@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -77,12 +77,6 @@ class StopReason:
 
 ALL_DONE = StopReason("all steps", "all its steps are done")  # of a run that nothing ended before
 BY_A_CALLBACK = StopReason("other", "a callback ended it")
-
-
-def kind_in(saved: Mapping[str, Any]) -> StopKind:
-    """The kind of end that a checkpoint or evaluation.json names; "other" if it names none."""
-    kind = saved.get("ended_kind")
-    return cast(StopKind, kind) if kind in get_args(StopKind) else "other"
 
 
 @dataclass(frozen=True)

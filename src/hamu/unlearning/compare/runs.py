@@ -21,7 +21,6 @@ from hamu.evaluation.gains import Gains, Level, gains_of, state_at
 from hamu.evaluation.membership import auc_of
 from hamu.files import COMPARISON, CONFIG, EVALUATION, RECORD, parse_json, read_json
 from hamu.unlearning.compare.children import Call, Children
-from hamu.unlearning.goals import kind_in
 from hamu.unlearning.record.inputs import Inputs, differing, read_inputs
 from hamu.unlearning.run_folder import RunFolder
 
@@ -50,7 +49,7 @@ def finished_row(columns: Row, run: Path, seconds: float | None, level: Level | 
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": steps["taken"],
         "ended_at": steps["ended_at"],
-        "ended": kind_in(evaluation),
+        "ended": evaluation["ended_kind"],
         "ended_because": steps["ended_because"],
         "environment": written_environment(record["environment"]),
     }

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from hamu.core.distributed import is_main
 from hamu.errors import HamuError
-from hamu.files import LAYERS, STEPS, sync
+from hamu.files import LAYERS, STEPS, plain, sync
 from hamu.unlearning.goals import percent
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.config import TRACKERS, own_options
@@ -88,17 +88,15 @@ class StepLog(TrainerCallback):
         """Append the figures of a step; JSON holds those that are not finite as null."""
         if "taken" in logs:
             step = {"step": state.global_step}
-            self._lines.append(
-                (STEPS, step | {name: _finite(value) for name, value in logs.items()})
-            )
+            self._lines.append((STEPS, step | plain(logs)))
             if not self._names_blocks:
                 self._lines.append((LAYERS, {"step": 0, "blocks": self.trainer.pair.block_names}))
                 self._names_blocks = True
             if is_main() and state.global_step % self._every == 0:
                 figures = self.trainer.watch.block_figures().items()
                 # four digits are enough for a picture
-                short = {k: v and [_finite(float(f"{x:.4g}")) for x in v] for k, v in figures}
-                self._lines.append((LAYERS, step | short))
+                short = {k: v and [float(f"{x:.4g}") for x in v] for k, v in figures}
+                self._lines.append((LAYERS, step | plain(short)))
         self.on_step_end(args, state, control)
 
     def save(self) -> None:
@@ -125,10 +123,6 @@ def layer_interval(args: Any, state: Any, blocks: int) -> int:
         return 1
     logged: int = state.logging_steps
     return int(logged * math.ceil(state.max_steps / logged / most))
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def silence(trainer: Trainer) -> None:
