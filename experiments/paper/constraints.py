@@ -347,7 +347,7 @@ def _compared(one: float, other: float) -> str:
 def reached(one: FinishedRun, target: float) -> dict[str, float] | None:
     """Epoch, retain gain and forget loss where a run reached its target, by its own end or at an evaluation."""
     there = next((point for point in one.points if point["forget_loss"] >= 0.98 * target), None)
-    if there is None and one.evaluation["ended_kind"] == "target" and one.is_whole:
+    if there is None and one.evaluation.get("ended_kind") == "target" and one.is_whole:
         there = one.last
     return (
         None

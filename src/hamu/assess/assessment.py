@@ -262,15 +262,8 @@ def assess_model(
         found = _first_order(assessed, parted, method, max_grad_norm)
         found["noise_scales"] = {s: parted.noise_scale(s, used[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
-        try:
-            found |= _second_order(assessed, gradients, demand, samples) if samples else {}
-        except torch.OutOfMemoryError:
-            samples = 0
-            warnings.warn(
-                f"the curvature is left out: its {LANCZOS} directions, each as large as the "
-                f"trained weights, do not fit in the device's memory",
-                stacklevel=2,
-            )
+        if samples:
+            found |= _second_order_if_it_fits(assessed, gradients, demand, samples)
         for side, other in (SIDES[::-1], SIDES) if conflicts else ():
             found["conflicts"][side] = _conflicts(assessed, side, gradients[other], used[side])
     return Assessment(
@@ -279,7 +272,7 @@ def assess_model(
         measured_records=used,
         block_names=assessed.block_names,
         learning_rate=learning_rate,
-        curvature_samples=samples,
+        curvature_samples=samples if found["curvature"] else 0,
         epochs=assessed.finish() / sum(records.values()),
         **found,
     )
@@ -334,6 +327,18 @@ def _first_order(
         "second_order": None,
         "conflicts": {},
     }
+
+
+def _second_order_if_it_fits(assessed: AssessedModel, *asked: Any) -> dict[str, Any]:
+    try:
+        return _second_order(assessed, *asked)
+    except torch.OutOfMemoryError:
+        warnings.warn(
+            f"the curvature is left out: its {LANCZOS} directions, each as large as the trained "
+            f"weights, do not fit in the device's memory",
+            stacklevel=3,
+        )
+        return {}
 
 
 def _second_order(

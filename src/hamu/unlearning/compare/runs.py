@@ -49,7 +49,7 @@ def finished_row(columns: Row, run: Path, seconds: float | None, level: Level | 
         "promise_kept": (record["promise"] or {}).get("kept"),
         "steps": steps["taken"],
         "ended_at": steps["ended_at"],
-        "ended": evaluation["ended_kind"],
+        "ended": evaluation.get("ended_kind", "other"),
         "ended_because": steps["ended_because"],
         "environment": written_environment(record["environment"]),
     }
