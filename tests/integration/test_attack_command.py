@@ -40,7 +40,7 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
     assert contents("run") | contents("original") == before
     found = read("out/attack.json")
     assert found["verdict"] in out
-    assert found["records"]["relearned"] == 10
+    assert (found["records"]["relearned"], found["complete"]) == (10, True)
     named = {role: one["name"] for role, one in found["models"].items()}
     assert named == {"unlearned": "model", "retrained": "original", "original": "original"}
     assert found["models"]["original"]["weights"] == weights_digest(finished / "original")
@@ -63,6 +63,7 @@ def test_what_one_model_was_asked_is_kept_though_another_cannot_be(cli, finished
     assert "damaged" in err
     found = read("out/attack.json")
     assert [*found["models"]] == ["unlearned"]
+    assert (found["complete"], found["lasts"]) == (False, None)
     assert {name for one in found["outcomes"].values() for name in one} == {"unlearned"}
 
 
@@ -126,3 +127,6 @@ def test_an_adapter_is_attacked_through_adapters(cli, saved_text_model, tmp_path
     assert code == 0, err
     outcomes = json.loads((tmp_path / "run/attack/attack.json").read_text())["outcomes"]
     assert set(outcomes["relearn-retain"]) == {"unlearned", "original"}
+    assert cli(*TEXTS, "--forget_rows", "0,1,2,3", *models, *few, "--overwrite")[0] == 0
+    again = json.loads((tmp_path / "run/attack/attack.json").read_text())["outcomes"]
+    assert again == outcomes, "the original's new adapter too"

@@ -161,7 +161,8 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
         lambda runs, volumes, path, title, level: drawn.extend([*(run[0] for run in runs), level]),
     )
     words = ("--methods", "gdiff", "ft", "--trials", 2, "--seeds", 1, 2, "--optim", "adamw_torch", "--learning_rate", 1e-3,
-             "--max_steps", 6, "--eval_strategy", "steps", "--eval_steps", 1, "--at", "forget=1000")  # fmt: skip
+             "--max_steps", 6, "--eval_strategy", "steps", "--eval_steps", 1, "--at", "forget=1000",
+             "--save_strategy", "steps", "--save_steps", 1, "--load_best_model_at_end")  # fmt: skip
     code, out, err = compare(*words)
     assert (code, err) == (0, "")
     assert "never there: ft" in out, out
@@ -188,7 +189,9 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
     for seed in (1, 2):
         [row] = [one for one in second["runs"] if one["run"] == f"{best}-s{seed}"]
         whole = read(runs / row["run"] / "evaluation.json")
-        state = read(runs / f"{row['run']}-at" / "evaluation.json")["trajectory"][-1]
+        found = read(runs / f"{row['run']}-at" / "evaluation.json")
+        assert found["steps_in_model"] == found["steps_taken"], "no earlier one, if better"
+        state = found["trajectory"][-1]
         [there] = [one for one in whole["trajectory"] if one["step"] == state["step"]]
         gains = ("eval_forget_gain", "eval_retain_gain")
         assert [state[g] for g in gains] == pytest.approx([there[g] for g in gains])

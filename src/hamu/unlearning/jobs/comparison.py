@@ -120,7 +120,8 @@ def _attack(
     for plan in (plan for plan in states if plan.name in folders):
         run = folders[plan.name]
         path = run / files.ATTACK_FOLDER / files.ATTACK
-        if not path.is_file() or read_json(path)["settings"] != asdict(attacks):
+        known = read_json(path) if path.is_file() else {"complete": False}
+        if not known["complete"] or known["settings"] != asdict(attacks):
             places = {"model": str(run / files.MODEL), "output_dir": str(path.parent)}
             taken = {n: value for n, value in plan.settings.items() if n in IN_FILES["attack"]}
             options = taken | asked | {"overwrite": True} | places
@@ -150,7 +151,8 @@ def _states(runs: Runs, plans: Iterable[Plan]) -> Iterator[Plan]:
     steps: Mapping[str, Any] = {row["run"]: row.get("at_evaluated") for row in runs.rows}
     for plan in plans:
         if steps.get(plan.name):
-            settings = {**plan.settings, "max_steps": int(steps[plan.name])}
+            end = {"max_steps": int(steps[plan.name]), "load_best_model_at_end": False}
+            settings = {**plan.settings, **end}
             yield _planned(f"{plan.name}-at", plan.columns, settings, plan.name)
 
 

@@ -263,6 +263,7 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
     def loaded(bar: Progress) -> Iterator[tuple[str, Any, AttackData]]:
         for key, name in models.items():
             bar.update(TaskID(0), description=f"attacks on the {_ROLES[key]} model")
+            set_seed(task.args.seed)  # of a new adapter
             model = task.on_device(task.start_model(name))
             fitted = task.fitted_problem(model, problem)
             others = task.fitted(model, unrelated)[0] if unrelated else None
@@ -277,7 +278,9 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
             each = attack_each(loaded(bar), settings, task.args.seed, advance)
             for result, (key, name) in zip(each, models.items(), strict=True):
                 named[_ROLES[key]] = saved_model_entry(name, task.base_of(name))
-                folder.write_json(files.ATTACK, result.to_json() | {"models": named})
+                is_complete = len(named) == len(models)
+                so_far = {"complete": is_complete} | ({} if is_complete else {"lasts": None})
+                folder.write_json(files.ATTACK, result.to_json() | so_far | {"models": named})
         plot_attacks(result, folder.path / files.ATTACK_PICTURE)
         return Attacked(folder.path, problem.forget_name, result)
 
