@@ -146,9 +146,11 @@ def test_at_a_level_rows_are_ranked_by_the_gain_there_and_only_the_best_settings
 
 def test_a_mean_at_a_level_is_one_of_all_seeds_or_none():
     rows = [at_level("ga", -0.5, seed=1), at_level("ga", -1.0, seed=2),
-            at_level("gdiff", -0.1, seed=1), at_level("gdiff", None, seed=2)]  # fmt: skip
-    ga, gdiff = Comparison(tuple(rows), None, Level("retain", 1.0)).means
+            at_level("gdiff", -0.1, seed=1), at_level("gdiff", None, seed=2),
+            at_level("kl", -0.2, seed=1), failed("kl") | {"seed": 2}, failed("ft")]  # fmt: skip
+    ga, gdiff, kl = Comparison(tuple(rows), None, Level("retain", 1.0)).means
     assert (ga["method"], ga["at_gain"]["mean"], gdiff["at_gain"]) == ("ga", -0.75, None)
+    assert (kl["method"], kl["at_gain"], kl["runs"]) == ("kl", None, 1)
 
 
 @pytest.mark.parametrize("method", method_classes())

@@ -189,10 +189,11 @@ class Comparison:
     def _means(self, rows: Iterable[Row]) -> list[Row]:
         groups: dict[str, list[Row]] = {}
         for row in rows:
-            if not row["failed"]:
-                groups.setdefault(row["setting"], []).append(row)
-        has_several_seeds = len({row["seed"] for row in self.found}) > 1
-        return self._ranked(map(_mean, groups.values())) if has_several_seeds else []
+            groups.setdefault(row["setting"], []).append(row)
+        seeds = len({row["seed"] for row in self.found})
+        there = [of for of in groups.values() if not all(row["failed"] for row in of)]
+        means = self._ranked(map(_mean, there)) if seeds > 1 else []
+        return sorted(means, key=lambda row: row["runs"] < seeds)  # a mean needs all seeds
 
     @property
     def reference(self) -> Gains:
@@ -222,11 +223,12 @@ class Comparison:
 
 def _mean(rows: list[Row]) -> Row:
     """One row of several that differ in the seed."""
+    everywhere = all(one.get("at_gain") is not None for one in rows)
+    rows = [one for one in rows if not one["failed"]]
     row = {key: rows[0].get(key) for key in _SHARED} | {"runs": len(rows)}
     further = dict.fromkeys(key for one in rows for key in one if key.startswith(METRIC))
     row |= {key: _averaged(rows, key) for key in (*_AVERAGED, *further)}
     row["ended"] = ", ".join(dict.fromkeys(one["ended"] for one in rows))
-    everywhere = all(one.get("at_gain") is not None for one in rows)
     row["at_gain"] = _averaged(rows, "at_gain") if everywhere else None
     return row | {"joint_gain": {"mean": _gains(row).joint, "deviation": None}}
 
