@@ -73,6 +73,14 @@ def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
         assert 0 <= metrics[f"{name}_tpr_at_1_fpr"] <= metrics[f"{name}_auc"] <= 1
     assert metrics["ulira_auc"] > 0.7, "four steps hide little"
     capsys.readouterr()
+    again = f"unlearn {NOISE} --model run/model {steps}"
+    assert run(f"{again} --output_dir again") == 0
+    assert run(f"evaluate {NOISE} --model again/model {SHADOWS} --output_dir refused") == 2
+    assert "was unlearned twice, first in run" in capsys.readouterr().err
+    best = "--load_best_model_at_end --eval_strategy steps --eval_steps 2 --output_dir best"
+    assert run(f"unlearn {OF_NOISE} {steps} {best}") == 0
+    assert run(f"evaluate {NOISE} --model best/model {SHADOWS} --output_dir refused") == 2
+    assert "an earlier state (--load_best_model_at_end)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -176,6 +176,11 @@ def _settings_behind(model: str, *, unlearned: bool) -> tuple[Path, Path | None]
     is_of_run = config.with_name(RECORD).is_file()
     if is_of_run:
         config = Path(str(settings_of_run(run).of(RunOptions).model)).parent / CONFIG
+    if is_of_run and config.with_name(RECORD).is_file():
+        raise HamuError(
+            f"rmia and ulira repeat one training and one unlearning, and {model} was unlearned "
+            f"twice, first in {config.parent}"
+        )
     if not config.is_file():
         raise HamuError(
             f"rmia and ulira train shadow models as the original model was trained, and {config} "
@@ -185,6 +190,11 @@ def _settings_behind(model: str, *, unlearned: bool) -> tuple[Path, Path | None]
         raise HamuError(
             f"ulira repeats the run that made the model, and {model} is in no folder of hamu "
             f"unlearn; leave out ulira"
+        )
+    if unlearned and settings_of_run(run).of(UnlearnConfig).load_best_model_at_end:
+        raise HamuError(
+            f"ulira repeats a run to its end, and {model} is an earlier state "
+            f"(--load_best_model_at_end); leave out ulira"
         )
     return config, run if unlearned else None
 
