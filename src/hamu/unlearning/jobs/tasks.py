@@ -43,11 +43,13 @@ from hamu.unlearning.trainer.resumable import to_channels_last
 
 Problem = UnlearningData[Any]
 Figures = dict[str, Any]
-_WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
+WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
 _OF_IMAGES = ("image_size", "num_channels", "image_column", "label_column")
 _OF_TEXTS = (
     *("prompt_column", "answer_column", "alternative_column", "base_model", "tokenizer"),
     *("model_dtype", "load_in_4bit", "lora", "merge", *OF_AN_ADAPTER),
+    *("question_template", "answer_prefix", "loss_on", "max_length", "generate"),
+    *TOFU_SETS,
 )
 _IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 
@@ -224,7 +226,7 @@ class Task(ABC):
 
     def chosen_by(self) -> str:
         """The one option that names the forget set."""
-        chosen = [name for name in _WAYS if getattr(self.data, name) is not None]
+        chosen = [name for name in WAYS if getattr(self.data, name) is not None]
         if len(chosen) != 1 or chosen[0] not in self.ways:
             flags = ", ".join(f"--{name}" for name in self.ways)
             given = " and ".join(f"--{name}" for name in chosen) or "nothing"

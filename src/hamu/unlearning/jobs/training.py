@@ -26,7 +26,7 @@ from hamu.unlearning.goals import doubts, forgotten_words
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
-from hamu.unlearning.jobs.tasks import Task, choose_task
+from hamu.unlearning.jobs.tasks import WAYS, Task, choose_task
 from hamu.unlearning.record import cut_records, cut_words, write_model_card, write_record
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
@@ -84,6 +84,12 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     run = settings.of(RunOptions)
     if run.model is None:
         raise HamuError("name the model with --model: resnet20, tiny-llama, or a saved one")
+    unused = [way for way in WAYS if options.get(way) is not None and not run.without_forget]
+    if unused:
+        raise HamuError(
+            f"{unused[0]} {options[unused[0]]} has no effect on training with all data; give "
+            f"--without_forget to leave these records out"
+        )
     if run.dry_run:
         return plan(settings, console)
     task = choose_task(settings, console)
