@@ -287,8 +287,10 @@ class NamedSources:
 
     def figures(self, role: str) -> Figures:
         """The figures of the model before or after, in the run's precision and on its sample."""
-        predictions = self.predicted(role)
-        report = self.task.report(predictions, self.problem, self.reference)
+        predictions, reference = self.predicted(role), self.reference
+        if isinstance(self.task, TextTask):  # the models may have different ones
+            self.task.load_tokenizer(self._model(role), self._base(role))
+        report = self.task.report(predictions, self.problem, reference)
         return figures(report, predictions, self.task.args.seed)
 
     def change(self) -> Figures:
@@ -304,8 +306,11 @@ class NamedSources:
         return settings.against(original, reference).standing(self.predicted(role)["forget"])
 
     def precision(self) -> str:
-        """The precision of the run's evaluations: a key of `verify.TOLERANCE`."""
+        """The lower precision of the run's evaluations and of these: a key of `verify.TOLERANCE`."""
         is_full = not self.task.evaluates_in_half() and self.task.dtype() == "float32"
+        device = read_record(self._run)[0]["environment"]["device"]
+        if device != self.args.device.type and self.task.run.lora:  # bfloat16 by default on a GPU
+            is_full &= self.task.run.model_dtype == "float32"
         return "float32" if is_full else "half precision"
 
     def _model(self, role: str) -> str:
