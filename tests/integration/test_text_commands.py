@@ -108,6 +108,15 @@ def test_test_records_that_are_trained_on_count_nowhere(capsys):
     assert report_in("mixed-check")["test"]["records"] == 24
 
 
+def test_a_record_holds_though_the_retain_model_has_another_tokenizer():
+    shutil.copytree(TRAINED, "retained")
+    answers = [row["answer"] for row in read_rows("test.jsonl")]
+    new_tokenizer(answers, 300).save_pretrained("retained")
+    job = f"unlearn {FORGET} --model {TRAINED} --retain_model retained {FEW} {STRONG}"
+    assert run(f"{job} --output_dir retokenized") == 0
+    assert run("verify retokenized") == 0
+
+
 def test_the_record_counts_copies_of_forgotten_records_that_stay():
     rows = read_rows("train.jsonl")
     write_rows("copied.jsonl", [*rows, rows[0], rows[0]])
