@@ -56,6 +56,13 @@ def test_a_non_finite_gradient_skips_the_step_and_nothing_moves(name, max_grad_n
     assert (step.reason, step.finite) == ("a gradient is not finite", False)
 
 
+@pytest.mark.parametrize("losses", [[1.0, 2.0], torch.tensor(1.0), torch.ones(3)])
+def test_losses_that_are_not_one_of_each_side_are_refused(losses):
+    pair = PairedGradients(Holder(vectors()[0]), build_method("gdiff"))
+    with pytest.raises(HamuError, match="must be a tensor of two"):
+        pair.combine(losses=losses)
+
+
 def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is():
     """Cross-entropy of a class that the model rules out is infinite, and its gradient is not."""
     rule = StoppingRule(patience=9)

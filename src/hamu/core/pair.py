@@ -362,6 +362,7 @@ class PairedGradients:
             raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
         if keep and not self.can_keep:
             raise HamuError("keep needs both whole gradients in each process; leave it out")
+        _check_losses(losses)
         grads = self._take()
         if not self._meter.fits(self.layout.parts):  # the model has moved
             self._measure_here()
@@ -628,6 +629,11 @@ def _on_host(figures: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     flat = [t.detach().to(device, torch.float64).reshape(-1) for t in there.values()]
     parts = torch.split(torch.cat(flat).cpu(), [len(one) for one in flat])
     return {name: part.view(t.shape) for (name, t), part in zip(there.items(), parts, strict=True)}
+
+
+def _check_losses(losses: Tensor | None) -> None:
+    if losses is not None and (not isinstance(losses, Tensor) or losses.shape != (2,)):
+        raise HamuError(f"losses {losses} must be a tensor of two, the retain and the forget loss")
 
 
 def _check_apart(retain: Grads, forget: Grads) -> None:
