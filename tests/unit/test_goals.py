@@ -150,6 +150,8 @@ def asked(kind, loss=None):
     (SOME, None, None, True, "retrained"),
     (CLASS, None, None, True, "erased"),
     (CLASS, "unseen", None, True, "unseen"),
+    (LISTED | {"retain": [{"pixel_values": torch.zeros(1), "labels": 1}]}, None, None, True, "erased"),
+    (LISTED, None, None, True, "retrained"),
     (CLASS, None, 2.0, True, "loss"),
     (OF_TEXTS | {"test": TEXTS}, None, None, False, "unseen"),
     (OF_TEXTS, None, 2.0, False, "loss"),

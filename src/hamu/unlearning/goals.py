@@ -31,8 +31,8 @@ AnyPredictions = Predictions | TokenPredictions
 Found = Mapping[str, AnyPredictions]  # by set
 LEVEL = 0.05  # of every band: records never trained on fall below it this often
 NOTHING_TELLS = (
-    "nothing tells when a record is forgotten; give --test_data (records never trained on), "
-    "--retain_model, or --target_forget_loss"
+    "nothing tells when a record is forgotten; give --test_data (in Python test_dataset: records "
+    "never trained on), --retain_model (retain_predictions), or --target_forget_loss"
 )
 _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
 _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
@@ -333,11 +333,17 @@ def is_text(data: Any) -> bool:
 
 
 def whole_classes(retain: Any, forget: Any) -> bool:
-    """True if the forget records are images of classes that no retain record is of."""
+    """True if the forget records are images of classes that no retain record is of.
+
+    Without a tensor `labels` each record is read, until one shares a class.
+    """
     kept, gone = (getattr(data, "labels", None) for data in (retain, forget))
-    if not isinstance(kept, Tensor) or not isinstance(gone, Tensor):
+    if isinstance(kept, Tensor) and isinstance(gone, Tensor):
+        return not bool(torch.isin(gone, kept).any())
+    if is_text(forget) or not isinstance(forget[0], Mapping) or "labels" not in forget[0]:
         return False
-    return not bool(torch.isin(gone, kept).any())
+    labels = {int(forget[i]["labels"]) for i in range(len(forget))}
+    return all(int(retain[i]["labels"]) not in labels for i in range(len(retain)))
 
 
 def doubts(goal: Goal, forget: AnyPredictions) -> list[str]:
