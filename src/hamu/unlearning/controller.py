@@ -406,7 +406,11 @@ class Controller(TrainerCallback):
         return f"; {near['forgotten']:,} were at step {near['step']:,}, for {cost:+.4f}"
 
     def _words(self) -> str:
-        lasting = "" if self._work.lookahead is None else ", also where fine-tuning leads"
+        lasting, ahead = "", "forgotten_after_fine_tuning"
+        if self._work.lookahead is not None:
+            rehearsed = [entry[ahead] for entry in self.history if ahead in entry]
+            last = f": {rehearsed[-1]:,}" if rehearsed else ""
+            lasting = f", also after fine-tuning{last}"
         return (
             f"{self._best_count:,} of {self._records:,} records are forgotten "
             f"(goal {self._goal.kind}, {share_in_words(self._goal.share)} wanted{lasting}), "
