@@ -306,7 +306,7 @@ class NamedSources:
         return settings.against(original, reference).standing(self.predicted(role)["forget"])
 
     def precision(self) -> str:
-        """The lower precision of the run's evaluations and of these: a key of `verify.TOLERANCE`."""
+        """The lower precision of the run's evaluations and these: a key of `verify.TOLERANCE`."""
         is_full = not self.task.evaluates_in_half() and self.task.dtype() == "float32"
         device = read_record(self._run)[0]["environment"]["device"]
         if device != self.args.device.type and self.task.run.lora:  # bfloat16 by default on a GPU

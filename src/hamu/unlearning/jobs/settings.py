@@ -145,6 +145,9 @@ def settings_of(command: str, options: Mapping[str, Any]) -> Settings:
             raise HamuError(f"--{several} takes the place of --{one}; leave out one of them")
     values = {"output_dir": f"runs/{command}"} | settings | options
     given = {n: value for n, value in (settings | options).items() if n not in _NOT_OF_A_RUN}
+    by_hand = [name for name in options if name in tables.BY_HAND]
+    if options.get("auto") and by_hand:
+        raise HamuError(f"auto sets {by_hand[0]} itself; leave out --{by_hand[0]}, or --auto")
     if command == "unlearn" and not given.keys() & {"auto", *tables.BY_HAND}:
         given["auto"] = True
     return Settings(tuple(_built(cls, values | given) for cls in tables.TYPES[command]), given)
