@@ -409,6 +409,7 @@ def main() -> None:
         help="the folder to write into (default: %(default)s)",
     )
     output: Path = parser.parse_args().output
+    output.mkdir(parents=True, exist_ok=True)
     for name, records in make_records().items():
         lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
         (output / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8", newline="\n")
