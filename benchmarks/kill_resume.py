@@ -85,7 +85,8 @@ def originals(folder: Path) -> dict[str, list[str]]:
             f"{folder}/text",
         ]
     )
-    shared = [*SAVED, "--max_eval_samples", "64", "--eval_strategy", "steps", "--eval_steps", "3"]
+    shared = [*SAVED, "--max_eval_samples", "64", "--eval_strategy", "steps", "--eval_steps", "3",
+              "--check_steps", "3"]  # fmt: skip  # by default which steps are checked depends on time
     return {
         "digits": [*DIGITS, "--model", f"{folder}/digits/model", "--max_steps", "8", *shared],
         "text": [*TEXT, *forgotten, *ADAPTER, "--model", f"{folder}/text/model", "--per_device_train_batch_size", "8",
