@@ -121,7 +121,7 @@ def _attack(
         run = folders[plan.name]
         path = run / files.ATTACK_FOLDER / files.ATTACK
         known = read_json(path) if path.is_file() else {"complete": False}
-        if not known["complete"] or known["settings"] != asdict(attacks):
+        if not known.get("complete", True) or known["settings"] != asdict(attacks):
             places = {"model": str(run / files.MODEL), "output_dir": str(path.parent)}
             taken = {n: value for n, value in plan.settings.items() if n in IN_FILES["attack"]}
             options = taken | asked | {"overwrite": True} | places

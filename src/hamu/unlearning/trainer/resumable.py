@@ -417,12 +417,9 @@ class ResumableTrainer(Trainer):
             from hamu.core.distributed.sharded import shard_optimizer_state
 
             folder = Path(checkpoint)
-            how: Any = {
-                "map_location": "cpu",
-                "weights_only": True,
-                "mmap": True,
-            }  # read tensor by tensor
-            state = torch.load(folder / _OPTIMIZER, **how)
+            state = torch.load(  # read tensor by tensor
+                folder / _OPTIMIZER, map_location="cpu", weights_only=True, mmap=True
+            )
             self.optimizer.load_state_dict(shard_optimizer_state(self.optimizer, state))
             self.lr_scheduler.load_state_dict(torch.load(folder / _SCHEDULER, weights_only=True))
 
