@@ -42,6 +42,7 @@ from hamu.models.language import base_of
 from hamu.unlearning.compare.children import Call
 from hamu.unlearning.compare.runs import Plan, Row, written_environment
 from hamu.unlearning.jobs.settings import every_option
+from hamu.unlearning.jobs.tasks import WAYS
 from hamu.unlearning.record import versions
 from hamu.unlearning.record.inputs import (
     Inputs,
@@ -150,7 +151,7 @@ class Stage:
         sample = self._drawn(self.train_fraction, similar)
         device = {key: value for key, value in self.device.items() if key != "full_precision_eval"}
         settings = (
-            {k: v for k, v in self.train.items() if k not in OF_SOURCES}
+            {k: v for k, v in self.train.items() if k not in (*OF_SOURCES, *WAYS)}
             | dict(sample.settings)
             | device
         )
