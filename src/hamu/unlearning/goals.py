@@ -31,8 +31,8 @@ AnyPredictions = Predictions | TokenPredictions
 Found = Mapping[str, AnyPredictions]  # by set
 LEVEL = 0.05  # of every band: records never trained on fall below it this often
 NOTHING_TELLS = (
-    "nothing tells when a record is forgotten; give --test_data (in Python test_dataset: records "
-    "never trained on), --retain_model (retain_predictions), or --target_forget_loss"
+    "nothing tells when a record is forgotten; give --test_data (records never trained on), "
+    "--retain_model, or --target_forget_loss"
 )
 _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
 _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
