@@ -98,7 +98,7 @@ def test_a_run_and_its_resumption_load_no_pickle_reach_no_network_and_write_nowh
 def test_a_model_that_is_a_pickle_is_refused_with_the_way_out(refused, settings, weights, pickled):
     os.remove(weights)
     Path(weights).with_name(pickled).write_bytes(POISON)
-    for command in ("train", "unlearn", "assess", "evaluate"):
+    for command in ("train --without_forget", "unlearn", "assess", "evaluate"):
         line = refused(f"{command} {settings} --output_dir out")
         assert "save it again with save_pretrained" in line
 

@@ -48,7 +48,7 @@ _OF_IMAGES = ("image_size", "num_channels", "image_column", "label_column")
 _OF_TEXTS = (
     *("prompt_column", "answer_column", "alternative_column", "base_model", "tokenizer"),
     *("model_dtype", "load_in_4bit", "lora", "merge", *OF_AN_ADAPTER),
-    *("question_template", "answer_prefix", "loss_on", "max_length", "generate"),
+    *("question_template", "answer_prefix", "loss_on", "max_length"),
     *TOFU_SETS,
 )
 _IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
