@@ -380,6 +380,17 @@ def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_mod
         again.train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("learning_rate", 0.5), ("seed", 1), ("optim", "adamw_torch"), ("forget_objective", "npo"),
+])  # fmt: skip
+def test_a_trainer_resumes_by_no_other_settings(trainer_of, saved_model, name, value):
+    saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer_of(load_classifier(str(saved_model)), **saves).train()
+    again = trainer_of(load_classifier(str(saved_model)), max_steps=2, **{name: value})
+    with pytest.raises(HamuError, match=f"the run began with {name} .*, not {value}"):
+        again.train(resume_from_checkpoint=True)
+
+
 def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_of):
     class Own(torch.nn.Module):
         def __init__(self):

@@ -59,6 +59,8 @@ from hamu.unlearning.trainer.logs import silence, stand_between
 from hamu.unlearning.trainer.sides import check_is_measured
 
 _logger = logging.getLogger(__name__)
+# Settings that a resumed run keeps; the jobs compare all of config.yaml
+_DECIDING = ("seed", "data_seed", "optim", "learning_rate", "lr_scheduler_type", "forget_objective")
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.pt"
 _CLASSES: list[Any] = [Predictions, TokenPredictions, StopReason]  # in a run's state
 
@@ -284,10 +286,19 @@ class ResumableTrainer(Trainer):
 
     def run_state(self) -> dict[str, Any]:
         """State of the run for a checkpoint, made in the main process."""
-        return {"global_batch": self.global_batch}
+        return {"global_batch": self.global_batch, "settings": self._deciding()}
+
+    def _deciding(self) -> dict[str, Any]:
+        found = {name: getattr(self.args, name, None) for name in _DECIDING}
+        return {name: getattr(value, "value", value) for name, value in found.items()}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
-        """Restore `run_state`; refuse steps of another number of records."""
+        """Restore `run_state`; refuse steps of another number of records, or made otherwise."""
+        for name, value in self._deciding().items():
+            if (begun := state.get("settings", {name: value})[name]) != value:
+                raise HamuError(
+                    f"the run began with {name} {begun}; resume it with that, not {value}"
+                )
         was, now = state["global_batch"], self.global_batch
         if was != now:
             raise HamuError(
