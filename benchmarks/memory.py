@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import operator
 import os
 import subprocess
 import sys
@@ -127,7 +126,7 @@ def measured(case: str, method_name: str, split: bool = False) -> dict[str, int]
             with meter.phase(f"combine {step}"):
                 assert pair.combine().decision == "step"
             if not split:
-                moved += sum(map(operator.ne, addresses(pair), places))
+                moved += sum(a != b for a, b in zip(addresses(pair), places, strict=True))
             model.zero_grad()
     phases = meter.phases
     gradient, weights = sum(p.nbytes for p in pair.parameters), phases["weights"].end
