@@ -158,7 +158,7 @@ def asked(kind, loss=None):
     (LISTED, "erased", None, False, "erased"),
 ])  # fmt: skip
 def test_the_goal_is_the_one_named_or_follows_from_the_data(sets, kind, loss, has_retain_model, chosen):  # fmt: skip
-    goal = choose_goal(sets, asked(kind, loss), has_retain_model=has_retain_model)
+    goal = choose_goal(sets, asked(kind, loss), has_retain_model=has_retain_model, is_needed=True)
     assert (goal.kind, goal.share, goal.loss) == (chosen, 0.9, loss)
 
 

@@ -314,7 +314,7 @@ def choose_goal(
     kind, loss, has_test = asked.goal, asked.target_forget_loss, sets.get("test") is not None
     if kind is None and loss is not None:
         kind = "loss"
-    elif kind is None and whole_classes(sets["retain"], sets["forget"]):
+    elif kind is None and whole_classes(sets["retain"], sets["forget"], is_needed):
         kind = "erased"
     elif kind is None:
         kind = "unseen" if has_test else "retrained" if has_retain_model else None
@@ -332,15 +332,15 @@ def is_text(data: Any) -> bool:
     return isinstance(data, TextRecords) or "input_ids" in data[0]
 
 
-def whole_classes(retain: Any, forget: Any) -> bool:
+def whole_classes(retain: Any, forget: Any, may_read: bool) -> bool:
     """True if the forget records are images of classes that no retain record is of.
 
-    Without a tensor `labels` each record is read, until one shares a class.
+    Without a tensor `labels` each record is read, if it may be, until one shares a class.
     """
     kept, gone = (getattr(data, "labels", None) for data in (retain, forget))
     if isinstance(kept, Tensor) and isinstance(gone, Tensor):
         return not bool(torch.isin(gone, kept).any())
-    if is_text(forget) or not isinstance(forget[0], Mapping) or "labels" not in forget[0]:
+    if not may_read or is_text(forget) or "labels" not in forget[0]:
         return False
     labels = {int(forget[i]["labels"]) for i in range(len(forget))}
     return all(int(retain[i]["labels"]) not in labels for i in range(len(retain)))
