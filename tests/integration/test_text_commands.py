@@ -115,6 +115,8 @@ def test_a_record_holds_though_the_retain_model_has_another_tokenizer():
     job = f"unlearn {FORGET} --model {TRAINED} --retain_model retained {FEW} {STRONG}"
     assert run(f"{job} --output_dir retokenized") == 0
     assert run("verify retokenized") == 0
+    said = report_in("retokenized", "record.json")["statement"]
+    assert [one for one in said if one.startswith("The tokenizer is that of the model before")]
 
 
 def test_the_record_counts_copies_of_forgotten_records_that_stay():
