@@ -140,10 +140,20 @@ def test_a_frozen_parameter_takes_no_part_and_is_refused_once_it_is_unfrozen(mod
     assert all(p.grad.norm() > 0 for p in pair.parameters)
     frozen.grad = None
     frozen.requires_grad_(True)
-    with pytest.raises(HamuError, match=r"0\.weight was frozen when PairedGradients was made"):
+    with pytest.raises(HamuError, match=r"0\.weight was frozen or not in the model when Pair"):
         passed(pair, model, *both)
     frozen.grad = None
     assert pair.combine().decision == "step"
+
+
+def test_a_layer_replaced_in_the_model_is_refused(model):
+    """Its gradient would be the sum of both sides, and the optimizer would step on it."""
+    pair, both = PairedGradients(model, HamuQ(0.3, **RELATIVE)), (("retain", 1), ("forget", 2))
+    assert passed(pair, model, *both)[0].decision == "step"
+    model[0] = nn.Linear(model[0].in_features, model[0].out_features, dtype=torch.float64)
+    message = r"0\.weight was frozen or not in the model when PairedGradients was made, but has a"
+    with pytest.raises(HamuError, match=message):
+        passed(pair, model, *both)
 
 
 @pytest.fixture

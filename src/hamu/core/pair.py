@@ -9,7 +9,7 @@ near-collinear or extreme gradients of large tensors need sums in float64).
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hamu.core.combine import back, combine_all, offloaded
-from hamu.core.distributed import Grads, Layout, drained, is_sharded
+from hamu.core.distributed import Grads, Layout, drained, is_sharded, world_size
 from hamu.core.gram import (
     SIDES,
     Blocks,
@@ -221,7 +221,7 @@ class PairedGradients:
                     f"it, or make it real numbers on a real device"
                 )
         check_max_norm(max_grad_norm)
-        self.method = method
+        self.method, self._model = method, model
         self.half_life = None if method.stopping_rule.criterion == "off" else half_life
         self.max_grad_norm, self.offload_grads = max_grad_norm, offload_grads
         self.steps_per_pass = list(passes)
@@ -459,12 +459,6 @@ class PairedGradients:
             p.grad = None if grad is None else grad.to(p.device, p.dtype).fill_(math.nan)
 
     def _take(self) -> dict[str, Grads]:
-        for name, parameter in self._frozen:  # would be stepped on the sum of both sides
-            if parameter.grad is not None and parameter.requires_grad:
-                raise HamuError(
-                    f"{name} was frozen when PairedGradients was made, but has a gradient now; "
-                    f"make the pair anew, or freeze it again and set its grad to None"
-                )
         uses = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
         missing = [s for s in self.layout.sides if uses[s] and s not in self._grads]
         if missing:
@@ -475,10 +469,24 @@ class PairedGradients:
             )
         self._check_stale()
         grads: dict[str, Grads] = {s: self._grads.get(s, self._no_grads()) for s in SIDES}
+        self._check_others(grads)
         self.discard()
         if any(g is not None and g.is_sparse for side in SIDES for g in grads[side]):
             raise HamuError("a gradient is sparse; build the embedding with sparse=False")
         return grads
+
+    def _check_others(self, grads: Mapping[str, Grads]) -> None:
+        """Check that the optimizer finds no other gradient: it would be the sum of both sides."""
+        others: Iterable[tuple[str, Tensor]] = self._frozen
+        if any(r is None and f is None for r, f in zip(*grads.values(), strict=True)):
+            known = set(map(id, self.parameters))  # one may have been replaced in the model
+            others = ((n, p) for n, p in self._model.named_parameters() if id(p) not in known)
+        for name, parameter in others:
+            if parameter.grad is not None and parameter.requires_grad:
+                raise HamuError(
+                    f"{name} was frozen or not in the model when PairedGradients was made, but has "
+                    f"a gradient now; make the pair anew, or freeze it and set its grad to None"
+                )
 
     def _check_stale(self) -> None:
         if [p._version for p in self.parameters] == self._versions:
@@ -498,7 +506,8 @@ class PairedGradients:
         losses: Tensor | None,
     ) -> tuple[PairGram, Weights, tuple[Tensor, Tensor], dict[str, Any]]:
         """Clipped Gram, weights and clipping factors, and what the host must know of them."""
-        exact = not self.layout.is_whole  # all processes must decide alike
+        # Several processes must ask alike for the second read; Triton can fail on one alone.
+        exact = not self.layout.is_whole or (self._meter.device.type == "cuda" and world_size() > 1)
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
         sent: dict[str, Tensor | None] = {**raw.sums(), "unscale": unscale, "losses": losses}
         if self._population is not None:
