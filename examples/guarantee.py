@@ -34,7 +34,6 @@ from hamu.core.forward import predict_logits
 from hamu.core.gram_meter import GramMeter
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import (
-    PairCollator,
     PairedDataset,
     UnlearningData,
     collate,
@@ -158,12 +157,12 @@ def run(case: dict[str, Any], method: str, optimizer: str, way: str, rate: float
 
 def batches(case: dict[str, Any]) -> Iterator[Any]:
     """The same pairs of batches for every run."""
-    pairs = PairedDataset(case["problem"].retain, case["problem"].forget, seed=0)
+    both = (case["problem"].retain, case["problem"].forget)
+    pairs = PairedDataset(*both, collate=case["collate"], seed=0)
     done, epoch = 0, 0
     while done < case["steps"]:
         pairs.set_epoch(epoch)
-        collator: Any = PairCollator(case["collate"])
-        for batch in DataLoader(pairs, case["batch_size"], collate_fn=collator):
+        for batch in DataLoader(pairs, case["batch_size"], collate_fn=lambda batch: batch):
             yield batch
             done += 1
             if done == case["steps"]:

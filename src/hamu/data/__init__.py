@@ -1,7 +1,6 @@
 """Records in, batches out: texts, images, the forget set, and pairs of both sides."""
 
 from hamu.data.forget_sets import (
-    PairCollator,
     PairedDataset,
     UnlearningData,
     draw_positions,
@@ -16,7 +15,7 @@ from hamu.data.forget_sets import (
 from hamu.data.images import ImageData, pixel_statistics, read_images
 from hamu.data.text import TextData, TextRecord, TextRecords, collate, encode, read_text
 
-__all__ = ["ImageData", "PairCollator", "PairedDataset", "TextData", "TextRecord"]
+__all__ = ["ImageData", "PairedDataset", "TextData", "TextRecord"]
 __all__ += ["TextRecords", "UnlearningData", "collate", "draw_positions", "encode", "forget_class"]
 __all__ += ["forget_data", "forget_rows", "lists_rows", "matching", "parse_rows"]
 __all__ += ["pixel_statistics", "read_images", "read_text", "subset"]

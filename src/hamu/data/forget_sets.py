@@ -267,6 +267,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
     Args:
         retain: the data that stay; their number is the length of an epoch, whatever the sides.
         forget: the data that must go.
+        collate: makes a side's batch of a list of its items; one fetched whole stays as it is.
         sides: of "retain", "forget" and "alternative"; the last are other answers to the forget
             records, from the data set `forget.alternatives`.
         seed: seed of every order.
@@ -286,6 +287,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
         retain: Dataset[Any],
         forget: Dataset[Any],
         *,
+        collate: Callable[[list[Any]], Any] = list,
         sides: Sequence[str] = SIDES,
         seed: int = 42,
         shuffle: Shuffle = "epoch",
@@ -299,7 +301,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
         self._sides, self._with_positions, self._share = tuple(sides), with_positions, share
         if ALTERNATIVE in sides:
             self._data[ALTERNATIVE] = self._data["forget"].alternatives
-        self._seed, self._shuffle, self._epoch = seed, shuffle, 0
+        self._seed, self._shuffle, self._epoch, self._collate = seed, shuffle, 0, collate
         self.focus: list[tuple[int, list[int]]] = []
 
     def focus_on(self, positions: Sequence[int], start: int) -> None:
@@ -321,7 +323,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
         return {side: self._data[side][self._position(side, index)] for side in self._sides}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
-        """A batch: for each side a list of items, or the result of its own `__getitems__`.
+        """The batch of each side.
 
         Indices below 0, ~i for i, are read for their shape alone: the batch has the "weight" 0; so
         has a side whose records the earlier processes have.
@@ -337,8 +339,10 @@ class PairedDataset(Dataset[dict[str, Any]]):
                 positions = once or positions[:1]
                 batch[POSITIONS] = torch.tensor(positions)
             fetch = getattr(self._data[side], "__getitems__", None)
-            one_by_one = (self._data[side][i] for i in positions)
-            batch[side] = fetch(positions) if fetch else list(one_by_one)
+            items = fetch(positions) if fetch else [self._data[side][i] for i in positions]
+            batch[side] = items if isinstance(items, Mapping) else self._collate(items)
+        if ALTERNATIVE in batch:
+            batch["forget"] = {**batch["forget"], ALTERNATIVE: batch.pop(ALTERNATIVE)}
         return batch | ({WEIGHT: weights} if weights else {})
 
     def _once(self, side: str, indices: Sequence[int]) -> list[int]:
@@ -364,20 +368,3 @@ class PairedDataset(Dataset[dict[str, Any]]):
 @lru_cache(maxsize=8)  # of two sides; a batch may reach from one round into the next
 def _order(seed: int, length: int) -> Tensor:
     return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
-
-
-class PairCollator:
-    """Collates each side of a batch by its own collator; one fetched whole stays as it is."""
-
-    def __init__(self, collate: Callable[[list[Any]], Mapping[str, Tensor]]) -> None:
-        self._collate = collate
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the batch of each side."""
-        found: dict[str, Any] = {
-            side: items if isinstance(items, Mapping | float | Tensor) else self._collate(items)
-            for side, items in batch.items()
-        }
-        if ALTERNATIVE in found:
-            found["forget"] = {**found["forget"], ALTERNATIVE: found.pop(ALTERNATIVE)}
-        return found

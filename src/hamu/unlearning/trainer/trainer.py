@@ -38,7 +38,7 @@ from hamu.core.methods import Method
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.core.pair import PairedGradients, PairStep
 from hamu.data import UnlearningData, collate
-from hamu.data.forget_sets import ALTERNATIVE, POSITIONS, PairCollator, PairedDataset
+from hamu.data.forget_sets import ALTERNATIVE, POSITIONS, PairedDataset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
@@ -133,6 +133,7 @@ class UnlearnTrainer(ResumableTrainer):
         pairs = PairedDataset(
             retain_dataset,
             forget_dataset,
+            collate=data_collator,
             sides=[*self._own_sides, ALTERNATIVE] if has_others else self._own_sides,
             seed=args.seed if args.data_seed is None else args.data_seed,
             shuffle=args.shuffle,  # type: ignore[arg-type]  # checked by the settings
@@ -145,7 +146,7 @@ class UnlearnTrainer(ResumableTrainer):
         self._records = {side: len(data[side]) for side in SIDES}  # type: ignore[arg-type]
         self._set_up(model, method, args)
         kwargs |= {"train_dataset": pairs, "eval_dataset": self.evaluations.sets["retain"]}
-        super().__init__(model, args, data_collator=PairCollator(data_collator), **kwargs)
+        super().__init__(model, args, data_collator=collate, **kwargs)
         self.goal_run = GoalRun(self, retain_dataset, retain_predictions)
         self.controller = self.goal_run.controller
         self.start_predictions: dict[str, AnyPredictions] = {}
