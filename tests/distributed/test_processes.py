@@ -12,7 +12,7 @@ import torch
 from hamu import HamuError
 from hamu.core.distributed import SplitPairing
 from hamu.core.distributed.sharded import Sharded
-from hamu.unlearning.trainer.sides import ShareSampler
+from hamu.unlearning.trainer.sides import batches_of_share
 
 WORKER = Path(__file__).parent / "worker.py"
 CONV, LLAMA = "conv/hamu-q/1/sgd", "llama/hamu-u/3/sgd"
@@ -213,7 +213,7 @@ def test_layouts_without_the_processes_they_need_are_refused():
 
 def test_shares_of_every_process_make_up_the_same_batches():
     for processes in (1, 2, 3, 4):
-        shares = [list(ShareSampler(10, 4, rank, processes)) for rank in range(processes)]
+        shares = [batches_of_share(10, 4, rank, processes) for rank in range(processes)]
         for number, batch in enumerate(([0, 1, 2, 3], [4, 5, 6, 7], [8, 9])):
             read = sorted(i for share in shares for i in share[number] if i >= 0)
             assert read == batch

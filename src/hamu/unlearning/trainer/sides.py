@@ -1,14 +1,14 @@
 """Losses of a run: of both sides in a step, with early ends, and of each set in an evaluation."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset
 
 from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import OriginalModel, predict_logits, without_autocast
@@ -59,24 +59,14 @@ def weight_of(batch: Mapping[str, Any], side: str) -> int:
     return int(batch.get(WEIGHT, {}).get(side, 1))
 
 
-class ShareSampler(Sampler[list[int]]):
+def batches_of_share(length: int, size: int, share: int, processes: int) -> list[list[int]]:
     """Batches of one process: its share of global batches that no number of processes changes.
 
     A last batch with fewer records than processes leaves some without a share. They get a record
     that is read for its shape alone, as ~index, so that all take part; see `PairedDataset`.
     """
-
-    def __init__(self, length: int, batch_size: int, rank: int, processes: int) -> None:
-        self._length, self._batch_size = length, batch_size
-        self._rank, self._processes = rank, processes
-
-    def __len__(self) -> int:
-        return -(-self._length // self._batch_size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for start in range(0, self._length, self._batch_size):
-            whole = range(start, min(start + self._batch_size, self._length))
-            yield list(whole[self._rank :: self._processes]) or [~start]
+    batches = (range(start, min(start + size, length)) for start in range(0, length, size))
+    return [list(one[share::processes]) or [~one.start] for one in batches]
 
 
 class SideLosses:

@@ -52,8 +52,8 @@ from hamu.unlearning.trainer.resumable import ResumableTrainer, run_state_of, se
 from hamu.unlearning.trainer.sides import (
     EarlyEnds,
     Evaluations,
-    ShareSampler,
     SideLosses,
+    batches_of_share,
     check_items,
     set_figures,
     weight_of,
@@ -261,7 +261,7 @@ class UnlearnTrainer(ResumableTrainer):
         batch = self._train_batch_size * sharing
         loader: DataLoader[Any] = DataLoaderShard(
             self.train_dataset,
-            batch_sampler=ShareSampler(len(self.train_dataset), batch, share, sharing),
+            batch_sampler=batches_of_share(len(self.train_dataset), batch, share, sharing),
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
