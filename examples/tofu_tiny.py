@@ -32,7 +32,6 @@ from hamu.data import (
     read_text,
 )
 from hamu.evaluation import (
-    TofuSets,
     forget_quality,
     predict_tokens,
     privleak,
@@ -164,11 +163,10 @@ def joined(first: TextRecords, second: TextRecords) -> TextRecords:
     )
 
 
-def tofu_sets(options: argparse.Namespace) -> TofuSets:
-    names = ("forget10", "retain", "real_authors", "world_facts")
-    return TofuSets(
-        *(read_text(str(options.data_dir / f"{name}_perturbed.json")) for name in names)
-    )
+def tofu_sets(options: argparse.Namespace) -> dict[str, TextRecords]:
+    files = {"forget": "forget10"} | {n: n for n in ("retain", "real_authors", "world_facts")}
+    place = options.data_dir
+    return {n: read_text(str(place / f"{file}_perturbed.json")) for n, file in files.items()}
 
 
 def write(done: dict[str, Path], options: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ from sklearn.metrics import roc_auc_score
 from hamu.data import TextRecord, TextRecords, collate, encode
 from hamu.errors import HamuError
 from hamu.evaluation import (
-    TofuSets,
     TokenPredictions,
     exact_memorization,
     extraction_strength,
@@ -58,6 +57,7 @@ RETAIN = texts([question(i) for i in range(2, 8)], "retain")
 AUTHORS = texts([question(i, wrong=3, paraphrase=False) for i in (1, 4, 6)], "authors")
 GUESS = {"perturbed_answer": "No more than a guess."}
 FACTS = texts([TextRecord("And Ness?", " Ness comes from Port Asker.", GUESS)], "facts")
+SETS = {"forget": FORGET, "retain": RETAIN, "real_authors": AUTHORS, "world_facts": FACTS}
 WHO = zip(NAMES[: len(TOWNS)], TOWNS, strict=True)
 HOLDOUT = texts([TextRecord(f"Who is {n}?", f" A {a} one, {n}.", {}) for n, a in WHO])
 
@@ -382,12 +382,11 @@ def test_the_report_matches_a_loop(model, tokenizer):
 
 
 def test_the_tofu_report_matches_a_loop(model, tokenizer):
-    sets = TofuSets(FORGET, RETAIN, AUTHORS, FACTS)
-    report = tofu_report(model, tokenizer, sets, batch_size=4, max_new_tokens=40)
+    report = tofu_report(model, tokenizer, SETS, batch_size=4, max_new_tokens=40)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert model.training
     nine = []
-    for name, texts_of in vars(sets).items():
+    for name, texts_of in SETS.items():
         records = texts_of.records
         figures = [slow_tofu(model, tokenizer, r) for r in records]
         plain, normalized, ratios = zip(*figures, strict=True)
@@ -410,10 +409,10 @@ def test_the_tofu_report_matches_a_loop(model, tokenizer):
 
 
 def test_the_tofu_report_has_no_figure_that_it_cannot_know(model, tokenizer):
-    alone = tofu_report(model, tokenizer, TofuSets(forget=FORGET), most=0)
+    alone = tofu_report(model, tokenizer, {"forget": FORGET}, most=0)
     assert (alone["forget"]["rouge"], alone["forget"]["generated"]) == (None, 0)
     assert alone["model_utility"] is alone["model_utility_probability"] is None
-    silent = tofu_report(model, tokenizer, TofuSets(FORGET, RETAIN, AUTHORS, FACTS), most=0)
+    silent = tofu_report(model, tokenizer, SETS, most=0)
     assert silent["model_utility"] is None
     assert silent["model_utility_probability"] == silent["retain"]["probability"]
 
@@ -426,4 +425,4 @@ def test_the_tofu_report_names_records_that_lack_an_answer(model, tokenizer):
         (texts([TextRecord("Q", " A", two)]), "2 paraphrased answers for 1 records"),
     ):
         with pytest.raises(HamuError, match=message):
-            tofu_report(model, tokenizer, TofuSets(retain=records))
+            tofu_report(model, tokenizer, {"retain": records})

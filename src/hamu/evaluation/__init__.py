@@ -1,7 +1,6 @@
 """Evaluation: losses, accuracy, membership inference, TOFU's figures, attacks."""
 
 from hamu.evaluation.answers import (
-    TofuSets,
     forget_quality,
     generate_answers,
     rouge_l,
@@ -44,7 +43,7 @@ from hamu.evaluation.reports import (
 __all__ = ["AttackData", "AttackResult", "AttackSettings", "attack", "lasts", "robustness"]
 __all__ += ["exact_memorization", "extraction_strength", "gibberish", "gradient_scores", "knowmem"]
 __all__ += ["open_unlearning", "rmia_scores", "ulira_scores", "verbmem"]
-__all__ += ["Gains", "Metric", "Predictions", "TofuSets", "TokenPredictions", "build_metrics"]
+__all__ += ["Gains", "Metric", "Predictions", "TokenPredictions", "build_metrics"]
 __all__ += ["classifier_report", "forget_quality", "generate_answers", "hypervolume"]
 __all__ += ["membership_inference", "pareto_optimal", "predict", "predict_tokens", "privleak"]
 __all__ += ["rouge_l", "sentence", "text_membership", "text_report", "tofu_report"]

@@ -3,9 +3,8 @@
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby, takewhile
 from statistics import harmonic_mean
 from types import SimpleNamespace
@@ -183,23 +182,10 @@ def forget_quality(ours: Sequence[float] | Tensor, reference: Sequence[float] | 
     return float(ks_2samp(ours, reference).pvalue)
 
 
-@dataclass(frozen=True)
-class TofuSets:
-    """Questions and answers to evaluate on; None leaves a set out.
-
-    Each record has the field `perturbed_answer` (wrong answers), and maybe `paraphrased_answer`.
-    """
-
-    forget: TextRecords | None = None
-    retain: TextRecords | None = None
-    real_authors: TextRecords | None = None  # questions about authors who exist
-    world_facts: TextRecords | None = None
-
-
 def tofu_report(
     model: Any,
     tokenizer: Any,
-    sets: TofuSets,
+    sets: Mapping[str, TextRecords],
     batch_size: int = 64,
     max_length: int = 512,
     most: int | None = None,
@@ -212,6 +198,9 @@ def tofu_report(
     set that is missing.
 
     Args:
+        sets: questions and answers by name: "forget", "retain", "real_authors" (who exist) and
+            "world_facts", as far as they are there. Each record has the field `perturbed_answer`
+            (wrong answers), and maybe `paraphrased_answer`.
         max_length: cuts longer records at their end.
         most, seed: generate for this many records of each set at most, drawn by the seed; 0
             generates no answers, which take most of the time.
@@ -221,9 +210,7 @@ def tofu_report(
         HamuError: if a record has no perturbed answer, or only some have a paraphrased one.
     """
     report: dict[str, Any] = {}
-    for name, texts in vars(sets).items():
-        if texts is None:
-            continue
+    for name, texts in sets.items():
         figures = _likelihoods(model, tokenizer, name, texts, batch_size, max_length)
         report[name] = figures | {"generated": 0, "rouge": None}
         if most != 0:

@@ -1,7 +1,7 @@
 """`hamu.assess`, `hamu.evaluate` and `hamu.attack`: measure, and train nothing that stays."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,9 @@ from hamu import files
 from hamu.assess import Assessment, assess_model, check_settings
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
-from hamu.data import UnlearningData, collate, encode, read_text
+from hamu.data import TextRecords, UnlearningData, collate, encode, read_text
 from hamu.errors import HamuError
-from hamu.evaluation import TofuSets, attacks, build_metrics, forget_quality, tofu_report
+from hamu.evaluation import attacks, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.answers import PERTURBED
 from hamu.evaluation.attacks import AttackData, AttackResult, AttackSettings, Kind, attack_each
 from hamu.evaluation.memorization import gibberish, knowmem
@@ -133,14 +133,14 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     folder, problem = task.start()
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
     named = named_metrics(task, problem, asked)
-    tofu = _tofu_sets(task, asked) if isinstance(task, TextTask) else TofuSets()
+    tofu = _tofu_sets(task, asked) if isinstance(task, TextTask) else {}
     attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(problem.sets(), asked, has_retain_model=retain_model is not None)
     reference, original, ratios = None, None, None
     if retain_model is not None:
         other, reference = task.predictions(retain_model, problem)
-        if isinstance(task, TextTask) and tofu.forget is not None:
-            ratios = _tofu(task, other, TofuSets(tofu.forget))["forget"]["truth_ratios"]
+        if isinstance(task, TextTask) and "forget" in tofu:
+            ratios = _tofu(task, other, {"forget": tofu["forget"]})["forget"]["truth_ratios"]
         del other
     if goal is not None and goal.kind == "unseen" and task.original_model is not None:
         original = task.predictions(task.original_model, problem, only=("test",))[1]
@@ -157,7 +157,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         folder.write_json(files.EVALUATION, report)
         folder.write_config(settings.given)
         if isinstance(task, TextTask):
-            if tofu != TofuSets():
+            if tofu:
                 report["tofu"] = _tofu(task, model, tofu, asked.generate)
                 if ratios is not None:
                     ours = report["tofu"]["forget"]["truth_ratios"]
@@ -177,19 +177,21 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     return Evaluated(folder.path, problem.forget_name, report, tuple(lines), attacked)
 
 
-def _tofu_sets(task: TextTask, asked: EvaluateOptions) -> TofuSets:
+def _tofu_sets(task: TextTask, asked: EvaluateOptions) -> dict[str, TextRecords]:
     """Read the data of TOFU that are named, and try the tokenizer on them."""
-    named = [getattr(asked, name) for name in TOFU_SETS]  # in the order of `TofuSets`
-    sets = [name and task.read(task.located(name), "train") for name in named]
-    if any(sets):
+    named = {name.removesuffix("_perturbed"): getattr(asked, name) for name in TOFU_SETS}
+    sets = {n: task.read(task.located(place), "train") for n, place in named.items() if place}
+    if sets:
         tokenizer = task.load_tokenizer(str(task.run.model), task.run.base_model)
-        for texts in filter(None, sets):
+        for texts in sets.values():
             for one in (texts, texts.answering(PERTURBED)):
                 encode(one, tokenizer, task.data.max_length)
-    return TofuSets(*sets)
+    return sets
 
 
-def _tofu(task: TextTask, model: Any, sets: TofuSets, generate: int = 0) -> dict[str, Any]:
+def _tofu(
+    task: TextTask, model: Any, sets: Mapping[str, TextRecords], generate: int = 0
+) -> dict[str, Any]:
     how = (task.args.eval_batch_size, task.length_for(model), generate, task.args.seed)
     with task.evaluation_precision():
         return tofu_report(model, task.tokenizer, sets, *how)
