@@ -38,7 +38,7 @@ _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, 
 _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
 _LEAST = 1e-12  # loss, whose log-odds are finite
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
-_MEANINGS = {
+MEANINGS = {  # condition that the forgotten records meet
     "unseen": "those whose losses are at least as high as those of records never trained on, as "
     "far as chance (5 %) lets that be told",
     "retrained": "those with at least the loss that they have under the retain model, to 0.1 in "
@@ -380,11 +380,6 @@ def goal_report(
 def goal_name(goal: Mapping[str, Any]) -> str:
     """Name of a goal: "unseen", or "a loss of 2"."""
     return f"a loss of {goal['loss']:g}" if goal["kind"] == "loss" else str(goal["kind"])
-
-
-def meaning(goal: Mapping[str, Any]) -> str:
-    """Condition that the forgotten records meet."""
-    return _MEANINGS[goal["kind"]]
 
 
 def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:

@@ -249,11 +249,6 @@ class RunFolder:
         return target
 
 
-def holds_a_comparison(folder: Path) -> bool:
-    """True if a folder is that of `hamu compare`."""
-    return (folder / MARK).is_file() and (folder / files.COMPARISON).is_file()
-
-
 def _is_of_a_run(path: Path) -> bool:
     """True for a name that runs give; a checkpoint must also have a manifest."""
     is_checkpoint = re.fullmatch(rf"{CHECKPOINT}\d+", path.name)

@@ -25,7 +25,7 @@ from hamu.unlearning.jobs.options import IN_FILES, NOT_TAKEN, CompareOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.jobs.tasks import Problem, Task, choose_task
 from hamu.unlearning.record.inputs import Inputs
-from hamu.unlearning.run_folder import RunFolder, holds_a_comparison
+from hamu.unlearning.run_folder import MARK, RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
 
@@ -62,7 +62,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         rates = asked.learning_rates or [args.learning_rate]
         grid = cells(methods, asked.constraints or [args.constraint], rates, seeds)
     task = choose_task(settings, console or silent())
-    task.run.resume = holds_a_comparison(Path(str(args.output_dir)))
+    begun = (Path(str(args.output_dir), name) for name in (MARK, files.COMPARISON))
+    task.run.resume = all(one.is_file() for one in begun)
     folder, problem = task.start()
     task.settle_adapter()
     own = {*vars(asked), *vars(attacks), *NOT_TAKEN["compare"], "output_dir"}

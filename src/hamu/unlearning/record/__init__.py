@@ -22,7 +22,7 @@ from hamu.errors import first_line
 from hamu.evaluation.reports import intervals
 from hamu.files import HUB, is_of_hub
 from hamu.models.storage import is_adapter
-from hamu.unlearning.goals import forgotten_words, meaning
+from hamu.unlearning.goals import MEANINGS, forgotten_words
 from hamu.unlearning.record.inputs import Inputs, saved_model_entry, short_name
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnTrainer
@@ -296,7 +296,7 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals |= {"forgotten_words": forgotten_words, "meaning": meaning}
+    environment.globals |= {"forgotten_words": forgotten_words, "meanings": MEANINGS}
     environment.globals |= {"cut_words": cut_words, "four_bit": _FOUR_BIT}
     return environment
 
