@@ -311,7 +311,7 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
 def test_runs_have_their_methods_colors_and_no_two_look_alike():
     colors = [color for color, _ in STYLES.values()]
     found = looks_of(["a-plugin", *STYLES, *STYLES, *["hamu-q"] * 9])
-    assert [look.color for look in found[1 : len(colors) + 1]] == colors
+    assert [color for color, _ in found[1 : len(colors) + 1]] == colors
     assert len({*found}) == len(found)
 
 

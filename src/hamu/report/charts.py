@@ -14,7 +14,7 @@ from hamu.evaluation.attacks import RELEARNING, AttackResult
 from hamu.evaluation.gains import drawn_entries
 from hamu.evaluation.membership import AttackScores, loss_attack, min_k_scores
 from hamu.evaluation.predictions import principal_axes, probabilities
-from hamu.report.pictures import COLOR_OF_MODEL, Look, limits_of
+from hamu.report.pictures import COLOR_OF_MODEL, limits_of
 from hamu.report.run import ROLES, SIDES, ImageObservations, Observations, Run, TextObservations
 from hamu.report.tables import attack_figure
 from hamu.unlearning.goals import record_losses
@@ -123,29 +123,24 @@ def extremes(values: np.ndarray) -> np.ndarray:
 # Runs: trajectories, steps, layers, attacks
 
 
-def trajectories(runs: Sequence[Run], looks: Sequence[Look]) -> list[Chart]:
+def trajectories(runs: Sequence[Run], looks: Sequence[tuple[str, str]]) -> list[Chart]:
     """ΔL_f against -ΔL_r, a marker per evaluation (paper, Fig. 4); nothing without two of them."""
     drawn = [(run, look) for run, look in zip(runs, looks, strict=True) if len(run.points) > 1]
     limits, lines, rings = limits_of([run.points for run, _ in drawn]), [], []
-    for run, look in drawn:
+    for run, (color, dash) in drawn:
         hints = ["start", *(f"step {one['step']:,}" for one in drawn_entries(run.entries))]
         name = run.name if len(runs) > 1 else run.method
-        style = {"width": 3 if run.method.startswith("hamu") else 2, "dash": look.dash or "solid"}
+        style = {"width": 3 if run.method.startswith("hamu") else 2, "dash": dash}
         points = np.array(run.points).T
-        lines.append(
-            _series(name, points, look.color, "lines+markers", hovertext=hints, line=style)
-        )
+        lines.append(_series(name, points, color, "lines+markers", hovertext=hints, line=style))
         if run.gains and run.earlier_state:
-            marker = {"symbol": "circle-open", "size": 16, "color": look.color}
+            marker = {"symbol": "circle-open", "size": 16, "color": color}
             ring = {"marker": marker, "mode": "markers", "showlegend": False}
-            rings.append(
-                go.Scatter(
-                    x=[run.gains.retain], y=[run.gains.forget], name=f"{name}, saved", **ring
-                )
-            )
-    x, y = "retain utility gained, -ΔL_r", "forget quality gained, ΔL_f"
+            x, y = [run.gains.retain], [run.gains.forget]
+            rings.append(go.Scatter(x=x, y=y, name=f"{name}, saved", **ring))
+    across, up = "retain utility gained, -ΔL_r", "forget quality gained, ΔL_f"
     layout = {"xaxis_range": limits[0], "yaxis_range": limits[1], "showlegend": len(lines) > 1}
-    figure = _plane([*lines, *rings], x, y, -1, **layout)
+    figure = _plane([*lines, *rings], across, up, -1, **layout)
     return [Chart("trajectory", "Trajectory", figure, wide=len(runs) > 1)] * bool(drawn)
 
 

@@ -23,7 +23,7 @@ from hamu.evaluation.attacks import AttackResult
 from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
 from hamu.report import charts, tables
-from hamu.report.pictures import Look, looks_of
+from hamu.report.pictures import looks_of
 from hamu.report.run import (
     ROLES,
     SIDES,
@@ -216,7 +216,7 @@ def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[
     return [text_table(heads, rows, caption), *found]
 
 
-def _overview(runs: Sequence[Run], looks: Sequence[Look]) -> dict[str, Any]:
+def _overview(runs: Sequence[Run], looks: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Figures, trajectories and losses of at least two runs."""
     others, known = [], [run for run in runs if run.inputs]
     for run in known[1:]:

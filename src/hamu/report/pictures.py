@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -38,13 +38,6 @@ Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
 
 
-class Look(NamedTuple):
-    """Colour of a run's lines and plotly's dash pattern, "" for a solid line."""
-
-    color: str
-    dash: str = ""
-
-
 def styles_of(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each method; those of other packages come after the table's."""
     looks = zip(cycle(_COLORS), cycle(_MARKERS), strict=False)
@@ -54,13 +47,13 @@ def styles_of(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
 STYLES = styles_of(())
 
 
-def looks_of(methods: Sequence[str]) -> list[Look]:
-    """Give each run its method's colour, and a further run of a method a dash pattern too."""
+def looks_of(methods: Sequence[str]) -> list[tuple[str, str]]:
+    """Give each run its method's colour, and a further run of a method a dash pattern of plotly."""
     styles, drawn, found = styles_of(methods), Counter[str](), []
     for method in methods:
         again = drawn[method]
-        dash = "7px,3px" + ",2px,3px" * (again - 1) if again else ""
-        found.append(Look(styles[method][0], dash))
+        dash = "7px,3px" + ",2px,3px" * (again - 1) if again else "solid"
+        found.append((styles[method][0], dash))
         drawn[method] += 1
     return found
 
