@@ -267,6 +267,18 @@ def test_gradients_that_are_zero_not_finite_or_of_nothing_are_refused():
         assessed(unscored, unscored, Untaught(2, 2))
 
 
+def test_a_part_in_which_nothing_is_scored_adds_no_noise():
+    torch.manual_seed(0)
+    tokens = torch.randint(5, (24, 4))
+    labels = tokens.clone()
+    labels[AssessedModel(Untaught(5, 5), tokens, tokens, collate).positions("forget")[:2]] = -100
+    records = [{"input_ids": ids, "labels": of} for ids, of in zip(tokens, labels, strict=True)]
+    sample = {"batch_size": 16, "most_batches": 1}  # 8 parts of 2 records
+    found = assessed(records, records, Untaught(5, 5), **sample, **QUICK)
+    assert found.intervals.kappa.isfinite().all()
+    assert all(math.isfinite(scale) for scale in found.noise_scales.values())
+
+
 @pytest.mark.parametrize("batch_size", [4, 500])
 @pytest.mark.parametrize(("retain", "forget"), [(2, 1), (20, 5), (70, 5), (90, 40), (2000, 100)])
 def test_it_costs_at_most_three_epochs_and_reports_its_progress(retain, forget, batch_size):

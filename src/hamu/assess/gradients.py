@@ -222,8 +222,9 @@ class PartedGram(NamedTuple):
         own = slice(m) if side == "retain" else slice(m, None)
         shares = self.retain_shares if side == "retain" else self.forget_shares
         products = self.products[:, own, own]
-        parted = (products.diagonal(dim1=1, dim2=2) / shares).sum(1)
-        return (parted - products.sum((1, 2))) / max(1, len(shares) - 1)
+        scored = shares > 0  # of a part without predictions nothing is known
+        parted = (products.diagonal(dim1=1, dim2=2) / shares)[:, scored].sum(1)
+        return (parted - products.sum((1, 2))) / max(1, int(scored.sum()) - 1)
 
     def noise_scale(self, side: str, measured: int) -> float | None:
         """Records in a batch whose gradient has as much noise as mean, tr Σ/‖E g‖², if known.
