@@ -30,14 +30,13 @@ from hamu.core.gram import (
     trainable_parameters,
 )
 from hamu.core.gram_meter import GramMeter
-from hamu.core.methods.base import Method, StoppingMemory, Weights
+from hamu.core.methods.base import ConstraintStatus, Method, StoppingMemory, Weights
 from hamu.core.population import Population, PopulationStatus, judged
 from hamu.errors import HamuError, unknown
 
 Decision = Literal["step", "skip", "stop"]
 Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
 _OF_A_STOP = ("demand", "clipped_demand", "free_limit", "some_demand_is_free")
-_FIGURES = ("feasible", "conflict", "clipped_demand", "free_limit")  # read at every step
 _OF_MEANS = ("half_life", "steps_per_pass")  # settings of the running means
 OFFLOADS = ("none", "bf16", "cpu")
 
@@ -379,20 +378,22 @@ class PairedGradients:
             one = torch.ones((), dtype=torch.float64, device=self._meter.device)
             unscale = scaler.scale(one).reciprocal()
         gram, weights, clip, read = self._weighed(retain, forget, unscale, losses)
-        decision, cause, reason = self._decide(read)
+        # of the gradients before clipping
+        a, b = (weights.retain * clip[0]).tolist(), (weights.forget * clip[1]).tolist()
+        decision, cause, reason = self._decide(gram, weights.constraint, [*a, *b], read)
         if decision == "step":
             if weights.memory is not None:
                 self._numbers = weights.memory
             if self.method.retain_decay:
                 both = zip(retain, drained(self._mean), strict=True)
                 self._mean = [mean if g is None else g.clone() for g, mean in both]
-            self._write(retain, forget, read["retain"], read["forget"], keep)
+            self._write(retain, forget, a, b, keep)
         elif unscale is not None:
             self._spoil(self.layout.give(_either(retain, forget)))
         kept = kept if decision == "step" else {}
-        told = (decision, reason, kept, read["unscale"], bool(read["finite"]), cause)
+        told = (decision, reason, kept, read["unscale"].item(), bool(gram.is_finite()), cause)
         population = None if self._population is None else self._population.status
-        return PairStep(gram, weights, clip, *told, population, read["sums"].get("losses"))
+        return PairStep(gram, weights, clip, *told, population, read.get("losses"))
 
     def state_dict(self) -> dict[str, Any]:
         """Memory of the stopping rule and of the method, and the settings they belong to.
@@ -504,8 +505,8 @@ class PairedGradients:
         forget: Grads,
         unscale: Tensor | None,
         losses: Tensor | None,
-    ) -> tuple[PairGram, Weights, tuple[Tensor, Tensor], dict[str, Any]]:
-        """Clipped Gram, weights and clipping factors, and what the host must know of them."""
+    ) -> tuple[PairGram, Weights, tuple[Tensor, Tensor], dict[str, Tensor]]:
+        """Clipped Gram, weights and clipping factors, and what the host has read."""
         # Several processes must ask alike for the second read; Triton can fail on one alone.
         exact = not self.layout.is_whole or (self._meter.device.type == "cuda" and world_size() > 1)
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
@@ -519,9 +520,8 @@ class PairedGradients:
         if not self._meter.is_exact and (doubtful := self._meter.doubtful(gram, retain, forget)):
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
             gram = raw.like(_on_host(raw.sums()))
-        one = gram.dot.new_ones(())
         gram = self._remembering(gram, found.get("losses"))
-        scale = found.get("unscale", one)
+        scale = found.setdefault("unscale", gram.dot.new_ones(()))
         gram = gram if unscale is None else gram.scaled(scale, scale)
         clip = gram.clip_factors(self.max_grad_norm)
         gram = gram.scaled(*clip)
@@ -533,17 +533,7 @@ class PairedGradients:
                 f"{self.method.name} gave no Weights with one for each of {len(gram.dot)} blocks; "
                 f"a weight of the whole model is weight.expand_as(gram.dot)"
             )
-        figures = {
-            "finite": gram.is_finite(),
-            "unscale": scale,
-            "losses_finite": found.get("losses", one).isfinite().all(),
-            "retain": weights.retain * clip[0],  # of the gradients before clipping
-            "forget": weights.forget * clip[1],
-        }
-        if weights.constraint is not None:
-            figures |= {name: getattr(weights.constraint, name) for name in _FIGURES}
-        read = {name: value.tolist() for name, value in figures.items()}
-        return gram, weights, clip, read | {"sums": found, "status": weights.constraint}
+        return gram, weights, clip, found
 
     def _remembering(self, gram: PairGram, losses: Tensor | None) -> PairGram:
         """The Gram with what a method needs beyond it."""
@@ -566,16 +556,20 @@ class PairedGradients:
                 if mean is not None:
                     grad.add_(mean, alpha=decay)
 
-    def _decide(self, read: dict[str, Any]) -> tuple[Decision, Cause, str]:
-        for key, what in (("finite", "gradient"), ("losses_finite", "loss")):
-            if not read[key]:
-                return "skip", "not finite", f"a {what} is not finite"
-        multiples = [*read["retain"], *read["forget"]]
+    def _decide(
+        self,
+        gram: PairGram,
+        status: ConstraintStatus | None,
+        multiples: list[float],
+        read: dict[str, Tensor],
+    ) -> tuple[Decision, Cause, str]:
+        if not gram.is_finite():
+            return "skip", "not finite", "a gradient is not finite"
+        if "losses" in read and not read["losses"].isfinite().all():
+            return "skip", "not finite", "a loss is not finite"
         if not all(map(math.isfinite, multiples)):
             raise HamuError(f"{self.method.name} gave a weight that is not finite; mend its weigh")
-        has_constraint = "feasible" in read
-        if has_constraint and not read["feasible"] and self.method.on_infeasible != "clamp":
-            status = read["status"]
+        if status is not None and not status.feasible and self.method.on_infeasible != "clamp":
             demand, most = status.demand.item(), status.max_demand.item()
             why = (
                 f"the constraint {demand:.4g} cannot be met: the gradients allow at most "
@@ -588,29 +582,23 @@ class PairedGradients:
         if largest > self._largest:
             why = f"a gradient would be multiplied by {largest:.4g}, beyond the range of float32"
             return "skip", "out of range", why
-        if not has_constraint:
-            return "step", "", ""
-        explained = self._criterion(read)
-        if explained:
+        if status is not None and (explained := self._criterion(status, read)):
             return "stop", "criterion", f"the stopping criterion is met: {explained}"
         return "step", "", ""
 
-    def _criterion(self, read: dict[str, Any]) -> str:
+    def _criterion(self, status: ConstraintStatus, read: dict[str, Tensor]) -> str:
         """Explanation of a stop by the criterion; empty if it is not met."""
         if self._population is None:
-            demand, free_limit = read["clipped_demand"], read["free_limit"]
-            headroom = free_limit / demand if demand > 0 else math.inf
-            if not self._memory.update(headroom, bool(read["conflict"])):
+            if not self._memory.update(status.headroom, bool(status.conflict)):
                 return ""
-            figures = (getattr(read["status"], name).item() for name in _OF_A_STOP)
-            return self._memory.explain(*figures)
-        status = self._population.judge(read["sums"], self.method, self.max_grad_norm)
-        if status is None:  # no new estimate
+            return self._memory.explain(*(getattr(status, name).item() for name in _OF_A_STOP))
+        found = self._population.judge(read, self.method, self.max_grad_norm)
+        if found is None:  # no new estimate
             return ""
-        if not self._memory.update(judged(status.headroom, status.error), status.conflict):
+        if not self._memory.update(judged(found.headroom, found.error), found.conflict):
             return ""
-        explained = self._memory.explain(*(getattr(status, name) for name in _OF_A_STOP))
-        sure = status.confidence(self._memory.rule.margin)
+        explained = self._memory.explain(*(getattr(found, name) for name in _OF_A_STOP))
+        sure = found.confidence(self._memory.rule.margin)
         return f"{explained}; confidence {sure:.0%} by this estimate alone"
 
     def _write(
