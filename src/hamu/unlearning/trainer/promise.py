@@ -435,24 +435,18 @@ class StepWatch(TrainerCallback):
         after = self._summed(self.passes.losses())
         changes, length, demand = self._first_order(step, clip)
         constrained = None if constraint is None else constraint.constrained
-        demand = torch.zeros(()) if constrained is None else demand / clip[constrained]
-        tensors = {"length": length, "demand": demand}
-        if constraint is not None:
-            tensors["clamped"] = (constraint.fraction > 1).any()
-        for side, loss in after.items():
-            tensors |= {f"{side} promised": changes[side], f"{side} norm": norms[side]}
-            tensors |= {f"{side} realised": loss - self._before[side], f"{side} loss": loss}
-        read = read_at_once(tensors)
+        realised = {f"{side} realised": loss - self._before[side] for side, loss in after.items()}
+        read = read_at_once(after | realised)  # all else is on the host
         # the losses are float32 means: below a few of their last digits nothing can be told
-        largest = max(1e-3, *(abs(read[f"{side} loss"]) for side in after))
+        largest = max(1e-3, *(abs(read[side]) for side in after))
         return StepOutcome(
-            promised={side: read[f"{side} promised"] for side in after},
+            promised={side: changes[side].item() for side in after},
             realised={side: read[f"{side} realised"] for side in after},
-            reach={side: read[f"{side} norm"] * read["length"] for side in after},
+            reach={side: (norms[side] * length).item() for side in after},
             constrained=constrained,
-            demand=read["demand"],
+            demand=0.0 if constrained is None else (demand / clip[constrained]).item(),
             noise=8 * _FLOAT32 * largest + self.passes.roughness(),
-            clamped=read.get("clamped", 0.0) > 0,
+            clamped=constraint is not None and bool((constraint.fraction > 1).any()),
         )
 
     def _first_order(
