@@ -173,6 +173,30 @@ def test_running_means_for_the_criterion_are_those_of_the_cpu(early, where):
     assert status(NAME, where) == pytest.approx(status("cpu", "none"), rel=1e-3, abs=1e-5)
 
 
+def test_the_default_device_of_torch_may_be_that_of_the_model(device):
+    """Running means and guard compute on the host, as without a default."""
+    found = []
+    for default in (None, device):
+        model, (x, y) = network().to(device), [one.to(device) for one in batch("retain")]
+        torch.set_default_device(default)
+        try:
+            method = HamuQ(0.3, "relative", stopping=LATE)
+            pair = PairedGradients(model, method, half_life=4)
+            optimizer = ADAM(model.parameters(), lr=1e-3)
+            guard = StepGuard(pair, optimizer)
+            for _ in range(8):
+                for part, side in enumerate((pair.retain, pair.forget)):
+                    with side():
+                        F.cross_entropy(model(x[part::2]), y[part::2]).backward()
+                with guard.around(pair.combine(keep=guard.keep)):
+                    optimizer.step()
+        finally:
+            torch.set_default_device(None)
+        assert guard.taken.corrected.any()
+        found.append((pair._population.status, guard.taken.gain.tolist()))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_step_is_the_hosts_and_reads_once(device, case):
     host, _ = trained("cpu", **case)

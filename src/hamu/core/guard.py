@@ -99,8 +99,9 @@ class StepGuard:
         self._corrects, self._constrained = correct_steps, constrained
         self.keep = tuple(dict.fromkeys((*keep, *([constrained] if constrained else []))))
         self._before: list[Tensor] = []
-        self._blocks = torch.tensor(pair.block_of)
-        self._zeros = torch.zeros(len(pair.block_names), dtype=torch.float64)
+        # on the host, whatever torch's default device is
+        self._blocks = torch.tensor(pair.block_of, device="cpu")
+        self._zeros = torch.zeros(len(pair.block_names), dtype=torch.float64, device="cpu")
 
     @contextmanager
     def around(self, step: PairStep) -> Iterator[None]:
@@ -185,7 +186,7 @@ class StepGuard:
         pair, grads = self._pair, self._step.kept[side]
         squares = getattr(self._step.gram, f"{side}_sq")
         slack = 1e-5 if all(p.dtype == torch.float64 for p in pair.parameters) else 2e-4
-        corrected = torch.zeros(len(demand), dtype=torch.bool)
+        corrected = self._zeros.bool()
         push = 1.0  # grows, for corrections below half of the weights' last digit
         for _ in range(_ROUNDS):
             gain = scale * self._along(side)

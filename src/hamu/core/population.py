@@ -125,10 +125,11 @@ class Population:
         order = (*self._whole, *self._large)  # of the entries
         self._shapes = [_dense(p) for p in parameters]
         self._counts = [samples[n].entries for n in order]
-        self._block_of = torch.tensor([block_of[n] for n in order])
-        sizes = torch.tensor([parameters[n].numel() for n in order])
-        self._scales = sizes.double() / torch.tensor(self._counts).clamp(min=1)
-        self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double()
+        # on the host, whatever torch's default device is
+        self._block_of = torch.tensor([block_of[n] for n in order], device="cpu")
+        sizes = torch.tensor([parameters[n].numel() for n in order], device="cpu")
+        self._scales = sizes.double() / torch.tensor(self._counts, device="cpu").clamp(min=1)
+        self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double().cpu()
         # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²),
         # with times and ages from the last time that they began anew
         self._sums = torch.zeros(2, 2, GROUPS, sum(self._counts))
@@ -270,7 +271,7 @@ class Population:
         )
         lengths = (passes.steps for passes in self._passes)
         shares = (1.0 - own / next(lengths) / steps for own in (retain, forget))
-        return torch.tensor([min(max(share, 0.0), 1.0) for share in shares], dtype=torch.float64)
+        return line.new_tensor([min(max(share, 0.0), 1.0) for share in shares])
 
     def judge(
         self, sums: Mapping[str, Tensor], method: Method, max_norm: float | None
