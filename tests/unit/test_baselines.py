@@ -256,6 +256,16 @@ def test_the_retain_gradient_of_a_step_is_kept_beside_the_mean():
         assert torch.equal(*map(flat, both))
 
 
+def test_no_retain_gradient_is_one_of_zero_for_the_mean():
+    pairs = pair_of("gru-ema"), pair_of("gru-ema")
+    (retain, forget, losses), (later, *_) = list(gradients())[:2]
+    for pair, none in zip(pairs, (None, torch.zeros(3).double()), strict=True):
+        given = [(retain, forget, losses), ([later[0], none], forget, losses)]
+        *_, found = steps(pair, given * 2)
+        pair.found = found
+    assert torch.equal(*(pair.found for pair in pairs))
+
+
 def test_pdu_without_losses_and_gru_ema_with_parts_or_a_scaler_are_refused(tmp_path):
     first, (pdu, gru_ema) = next(gradients()), map(pair_of, REMEMBERING)
     collect_both(pdu, *first)

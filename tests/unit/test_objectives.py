@@ -166,6 +166,13 @@ def test_predictions_that_are_not_at_the_tokens_are_refused(length):
         Scored.of(torch.zeros(2, length, 7), torch.zeros(2, 4, dtype=torch.long))
 
 
+@pytest.mark.parametrize("labels", [torch.rand(2, 7), torch.ones(2, 7).long(), torch.rand(2)])
+def test_labels_that_are_no_class_numbers_are_refused(labels):
+    """Of shape [2, 7] they would pass for those of texts."""
+    with pytest.raises(HamuError, match=r"do not fit logits of shape \(2, 7\); give a whole num"):
+        Scored.of(torch.zeros(2, 7), labels)
+
+
 class PerRecord(type(build_objective("cross_entropy"))):
     name = "per_record"
 

@@ -1,5 +1,8 @@
 """Collecting the two gradients: accumulation, unused parameters, and every misuse."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from helpers import Holder, collect, combine, loss, measure, network
@@ -154,6 +157,40 @@ def test_a_layer_replaced_in_the_model_is_refused(model):
     message = r"0\.weight was frozen or not in the model when PairedGradients was made, but has a"
     with pytest.raises(HamuError, match=message):
         passed(pair, model, *both)
+
+
+def test_a_layer_added_before_the_first_step_is_refused(model):
+    """As a second adapter beside the first: all that the pair knows have gradients."""
+    pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
+    model.append(nn.Linear(4, 4, dtype=torch.float64))
+    with pytest.raises(HamuError, match=r"3\.weight was frozen or not in the model"):
+        passed(pair, model, ("retain", 1), ("forget", 2))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_pair_measures_its_own_gradients(model, copied):
+    """Pickle parts a view from the memory that it looks into."""
+    method, both = HamuQ(0.3, "relative"), (("retain", 3), ("forget", 4))
+    pair = PairedGradients(model, method, half_life=2)
+    for seed in range(8):
+        passed(pair, model, ("retain", 10 + seed), ("forget", 20 + seed))
+    again = copied((pair, model))
+    found = [passed(one, of, *both)[0] for one, of in ((pair, model), again)]
+    assert torch.equal(found[0].gram.dot, found[1].gram.dot)
+    assert found[0].population == found[1].population
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"half_life": float("inf")}, "half_life inf must be a number of steps"),
+        ({"steps_per_pass": 5.0}, r"steps_per_pass 5\.0 must be two numbers"),
+        ({"steps_per_pass": (5.0,)}, "must be two numbers"),
+    ],
+)
+def test_means_that_cannot_be_taken_are_refused(model, given, message):
+    with pytest.raises(HamuError, match=message):
+        PairedGradients(model, HamuQ(), **given)
 
 
 @pytest.fixture

@@ -71,6 +71,10 @@ class GramMeter:
         }
         self._sums: dict[tuple[int, ...], _Sums] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """State without scratch memory: pickle would part it from the views into it."""
+        return vars(self) | {"_scratch": {}, "_packs": {}, "tables": []}
+
     def measure(self, retain: Side, forget: Side, *, exact: bool = True) -> PairGram:
         """Measure the Gram without a host synchronisation; None stands for a zero gradient.
 

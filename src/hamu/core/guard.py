@@ -88,13 +88,12 @@ class StepGuard:
         keep: tuple[str, ...] = (),
     ) -> None:
         constrained = pair.method.constrained
-        if correct_steps:
-            if constrained is None:
-                raise HamuError(
-                    f"{pair.method.name} promises nothing; correct_steps needs a method with a "
-                    f"constraint, such as hamu-q"
-                )
-            check_steps_all(optimizer, pair)
+        if correct_steps and constrained is None:
+            raise HamuError(
+                f"{pair.method.name} promises nothing; correct_steps needs a method with a "
+                f"constraint, such as hamu-q"
+            )
+        check_steps_all(optimizer, pair)
         self._pair, self._optimizer = pair, optimizer
         self._corrects, self._constrained = correct_steps, constrained
         self.keep = tuple(dict.fromkeys((*keep, *([constrained] if constrained else []))))

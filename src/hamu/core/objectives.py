@@ -53,6 +53,11 @@ class Scored:
             limits: see the class.
         """
         count = len(labels)
+        if labels.is_floating_point() or logits.dim() != labels.dim() + 1:
+            raise HamuError(
+                f"labels of shape {tuple(labels.shape)} and {labels.dtype} do not fit logits of "
+                f"shape {tuple(logits.shape)}; give a whole number for each image or token"
+            )
         if labels.dim() == 1:
             return cls(logits, labels, torch.arange(count, device=labels.device), count, limits)
         if logits.shape[:2] != labels.shape:

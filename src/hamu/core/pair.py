@@ -9,7 +9,7 @@ near-collinear or extreme gradients of large tensors need sums in float64).
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -198,10 +198,11 @@ class PairedGradients:
         half_life: float | None = None,
         steps_per_pass: tuple[float, float] | None = None,
     ) -> None:
-        if half_life is not None and not half_life >= 1:
+        if half_life is not None and not 1 <= half_life < math.inf:
             raise HamuError(f"half_life {half_life} must be a number of steps from 1 on, or None")
         passes = steps_per_pass or (math.inf, math.inf)
-        if not all(steps >= 1 for steps in passes):
+        is_pair = isinstance(passes, Sequence) and len(passes) == 2
+        if not (is_pair and all(steps >= 1 for steps in passes)):
             raise HamuError(f"steps_per_pass {passes} must be two numbers from 1 on, or None")
         if offload_grads not in OFFLOADS:
             raise unknown("offload_grads", offload_grads, OFFLOADS)
@@ -233,6 +234,7 @@ class PairedGradients:
         self.use(layout(self.parameters, self.block_of))
         self._grads: dict[str, Grads] = {}
         self._versions: list[int] = []
+        self._has_combined = False
         self._inside: str | None = None
 
     def use(self, layout: Layout) -> None:
@@ -479,8 +481,9 @@ class PairedGradients:
     def _check_others(self, grads: Mapping[str, Grads]) -> None:
         """Check that the optimizer finds no other gradient: it would be the sum of both sides."""
         others: Iterable[tuple[str, Tensor]] = self._frozen
-        if any(r is None and f is None for r, f in zip(*grads.values(), strict=True)):
-            known = set(map(id, self.parameters))  # one may have been replaced in the model
+        idle = any(r is None and f is None for r, f in zip(*grads.values(), strict=True))
+        if idle or not self._has_combined:  # one may have been replaced in the model, or added
+            self._has_combined, known = True, set(map(id, self.parameters))
             others = ((n, p) for n, p in self._model.named_parameters() if id(p) not in known)
         for name, parameter in others:
             if parameter.grad is not None and parameter.requires_grad:
@@ -550,11 +553,13 @@ class PairedGradients:
         decay = self.method.retain_decay
         if scaler is not None and scaler.is_enabled():
             raise HamuError(f"{self.method.name} averages gradients, which a GradScaler rescales")
-        for grad, mean in zip(retain, self._mean, strict=True):
+        for number, (grad, mean) in enumerate(zip(retain, self._mean, strict=True)):
             if grad is not None:
                 grad.mul_(1.0 - decay)
                 if mean is not None:
                     grad.add_(mean, alpha=decay)
+            elif mean is not None:
+                retain[number] = mean * decay
 
     def _decide(
         self,

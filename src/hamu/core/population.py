@@ -132,7 +132,7 @@ class Population:
         self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double().cpu()
         # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²),
         # with times and ages from the last time that they began anew
-        self._sums = torch.zeros(2, 2, GROUPS, sum(self._counts))
+        self._sums = torch.zeros(2, 2, GROUPS, sum(self._counts), dtype=torch.float32)
         self._weights = torch.zeros(GROUPS, 3, dtype=torch.float64)
         # of decay^age · (1, time) · squared norm
         self._squares = torch.zeros(2, 2 * blocks, dtype=torch.float64)
@@ -155,6 +155,11 @@ class Population:
             shapes = [self._shapes[n] for n in self._whole]
             parts = zip(torch.split(row, self._counts), shapes, strict=False)
             self._places.append([part.as_strided(s.shape, s.stride()) for part, s in parts])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle, in which the views of `_places` have left their memory."""
+        vars(self).update(state)
+        self.to(self._sums.device)
 
     def add(
         self,
