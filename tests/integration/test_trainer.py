@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 from shutil import which
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from helpers import weights
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.core.population import FEWEST
@@ -215,12 +214,14 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
         trainer_of(model, neftune_noise_alpha=5.0)
     with pytest.raises(HamuError, match=r"predicts no single set; call hamu\.evaluation\.predict"):
         trainer_of(model).predict([])
-    sharded = SimpleNamespace(shard=True, needs_alternatives=False, check_processes=list)
+    sharded = UnlearnConfig("unused")
+    sharded.shard, sharded.check_processes = True, list
     none = {"retain_dataset": [], "forget_dataset": []}
     for args, given, message in (
         (sharded, {"optimizers": (another, None)}, "holds the whole parameters, which --shard"),
         (UnlearnConfig("unused"), {"compute_metrics": print}, "compute_metrics is for a batch of"),
         (UnlearnConfig("unused"), {"train_dataset": []}, "train_dataset is the trainer's own"),
+        (TrainingArguments("unused"), {}, "args is a TrainingArguments; give an UnlearnConfig"),
     ):
         with pytest.raises(HamuError, match=message):
             UnlearnTrainer(model, args, **none, **given)

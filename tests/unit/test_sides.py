@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
+from transformers import T5Config
 
 from hamu import HamuError, UnlearnConfig, UnlearnTrainer
 from hamu.core.objectives import Scored
@@ -52,6 +53,59 @@ def test_a_collator_or_a_model_of_ones_own_may_have_other_items(tmp_path):
     assert trainer_of(tmp_path, records, records, model)
     with pytest.raises(HamuError, match="keys input_values, labels"):
         trainer_of(tmp_path, records, records)
+
+
+TEXT = {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}
+
+
+def with_images():
+    """A module that reads images beside texts."""
+    model = nn.Linear(3, 2)
+    model.forward = lambda input_ids, pixel_values=None: None
+    return model
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"labels": 1}, r"has labels of shape \(\) for input_ids of shape \(3,\); give each token"),
+        ({"pixel_values": [1.0]}, "has pixel_values, which the model reads and the default data_c"),
+    ],
+)
+def test_texts_with_a_label_in_all_or_with_more_than_tokens_are_refused(tmp_path, more, message):
+    items = [TEXT | more] * 4
+    with pytest.raises(HamuError, match=f"an item of the retain set {message}"):
+        trainer_of(tmp_path, items, [TEXT] * 4, with_images())
+    assert trainer_of(tmp_path, [TEXT | {"source": "a book"}] * 4, [TEXT] * 4, with_images())
+    assert trainer_of(tmp_path, [TEXT | {"pixel_values": [0]}] * 4, [TEXT] * 4, with_images())
+
+
+def test_sets_by_name_are_refused(tmp_path):
+    with pytest.raises(HamuError, match="the retain set is a mapping with the keys train, test; "):
+        trainer_of(tmp_path, {"train": GOOD, "test": GOOD})
+
+
+def test_a_model_that_would_lose_small_steps_or_its_encoder_is_refused(tmp_path):
+    half = nn.Linear(3, 2).bfloat16()
+    with pytest.raises(HamuError, match=r"weight is trained in torch\.bfloat16, which loses small"):
+        trainer_of(tmp_path, model=half)
+    for one in half.parameters():
+        one.requires_grad_(one.dim() == 1)
+    half.bias = nn.Parameter(torch.zeros(2))  # as an adapter
+    assert trainer_of(tmp_path, model=half)
+    half.config = T5Config()
+    with pytest.raises(HamuError, match="the model Linear is of type t5 and would lose its encod"):
+        trainer_of(tmp_path, model=half)
+
+
+def test_a_loss_of_ones_own_is_not_left_uncalled(tmp_path):
+    class Weighted(UnlearnTrainer):
+        def compute_loss(self, *given, **more):
+            raise AssertionError
+
+    args = UnlearnConfig(output_dir=str(tmp_path / "out"))
+    with pytest.raises(HamuError, match="compute_loss is never called; make the loss an objective"):
+        Weighted(nn.Linear(3, 2), args, retain_dataset=GOOD, forget_dataset=GOOD)
 
 
 def scored(logits, labels):

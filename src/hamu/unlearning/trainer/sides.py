@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
@@ -28,8 +30,11 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
     """Check that sets have a length, and that a first item has inputs and labels.
 
     The item may be what a user's own collator makes of it; of texts, whose lengths are needed
-    before, it must have the input_ids.
+    before, it must have the input_ids, with a label each, and nothing else that the model reads,
+    as `collate` would drop it.
     """
+    whole: Any = getattr(model, "get_base_model", lambda: model)()  # PEFT's forward takes anything
+    reads = signature(whole.forward).parameters
     inputs = {"pixel_values", "input_ids", getattr(model, "main_input_name", "pixel_values")}
 
     def is_usable(item: Any) -> bool:
@@ -41,6 +46,9 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
             raise HamuError(f"the {name} set, a {type(one).__name__}, has no positions; {way}")
         if one is None or not len(one):
             continue
+        if isinstance(one, Mapping):
+            keys = ", ".join(map(str, one))
+            raise HamuError(f"the {name} set is a mapping with the keys {keys}; give one of them")
         item = one[0]
         made = item if is_usable(item) or data_collator is collate else data_collator([item])
         if not is_usable(made) or ("input_ids" in made and made is not item):
@@ -51,6 +59,20 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
                 f"an item of the {name} set is {kind}; expected a mapping with pixel_values and "
                 f"labels (images) or input_ids and labels (texts): return one from the data set, "
                 f"or for images give a data_collator that makes one"
+            )
+        if "input_ids" not in made:
+            continue
+        if np.shape(made["labels"]) != np.shape(made["input_ids"]):
+            raise HamuError(
+                f"an item of the {name} set has labels of shape {np.shape(made['labels'])} for "
+                f"input_ids of shape {np.shape(made['input_ids'])}; give each token a label, -100 "
+                f"for none: of texts, causal language models unlearn"
+            )
+        others = (made.keys() & reads) - {"input_ids", "attention_mask", "labels"}
+        if others and data_collator is collate and np.any(made[min(others)]):
+            raise HamuError(
+                f"an item of the {name} set has {min(others)}, which the model reads and the "
+                f"default data_collator drops; give one that keeps it, or leave it out"
             )
 
 

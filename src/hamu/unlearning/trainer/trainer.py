@@ -18,7 +18,7 @@ import torch
 from accelerate.data_loader import DataLoaderShard  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.utils import logging
 
 from hamu.core.distributed import (
@@ -42,6 +42,7 @@ from hamu.data.forget_sets import ALTERNATIVE, POSITIONS, PairedDataset
 from hamu.errors import HamuError
 from hamu.evaluation.gains import Gains
 from hamu.models.language import check_causal_mask
+from hamu.models.storage import refuse_encoder
 from hamu.unlearning.goal_run import GoalRun, steps_of_a_run
 from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, AnyPredictions, StopReason, is_text
 from hamu.unlearning.lookahead import Lookahead
@@ -119,6 +120,9 @@ class UnlearnTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> None:
         _check_arguments(args, kwargs, forget_dataset)
+        _check_model(model, args, has_optimizer=bool(kwargs.get("optimizers", (None,))[0]))
+        if type(self).compute_loss is not Trainer.compute_loss:
+            raise HamuError("compute_loss is never called; make the loss an objective of its own")
         args = copy.copy(args)  # defaults that depend on the data are settled in it
         args.train_sampling_strategy = "sequential"  # the paired data set does the shuffling
         method = args.build_method()
@@ -584,7 +588,22 @@ def _batchnorms(model: nn.Module, args: UnlearnConfig) -> list[nn.Module]:
     return found
 
 
+def _check_model(model: nn.Module, args: UnlearnConfig, *, has_optimizer: bool) -> None:
+    """Check that a model is no encoder's, and that steps are not lost in its precision."""
+    config = getattr(model, "config", None)
+    refuse_encoder(config, getattr(config, "name_or_path", "") or type(model).__name__)
+    for name, parameter in model.named_parameters():
+        is_rounded = parameter.requires_grad and parameter.dtype.itemsize < 4
+        if is_rounded and not (args.correct_steps or has_optimizer):
+            raise HamuError(
+                f"{name} is trained in {parameter.dtype}, which loses small steps; load the model "
+                f"with dtype=torch.float32 and use bf16=True, or train an adapter in float32"
+            )
+
+
 def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any], forget: Any) -> None:
+    if not isinstance(args, UnlearnConfig):
+        raise HamuError(f"args is a {type(args).__name__}; give an UnlearnConfig")
     args.check_processes()
     for name in _SETS_OF_THE_TRAINER & given.keys():
         raise HamuError(
