@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 import hamu
 from hamu.cli import main
 from hamu.files import file_digest
+from hamu.unlearning.jobs.settings import settings_of
 
 
 def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
@@ -33,10 +36,9 @@ def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
     assert hamu.verify(result.folder, no_models=True).count(False) == 0
 
 
-def test_rows_may_be_a_list(saved_model, tmp_path):
-    options = {"data": "digits", "model": str(saved_model), "method": "ga", "max_steps": 1}
-    done = hamu.unlearn(**options, forget_rows=[1, 2], output_dir=str(tmp_path / "run"))
-    assert done.figures["after"]["forget"]["samples"] == 2
+@pytest.mark.parametrize("rows", [[1, 2], range(1, 3), np.array([1, 2]), torch.tensor([1, 2])])
+def test_rows_may_be_in_any_sequence(rows):
+    assert settings_of("unlearn", {"forget_rows": rows}).value("forget_rows") == "1,2"
 
 
 def test_an_unknown_option_is_refused_with_the_closest():

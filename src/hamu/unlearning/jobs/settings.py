@@ -71,12 +71,13 @@ class Parser(HfArgumentParser):
         several = {action.dest for action in self._actions if action.nargs == "+"}
         for name, value in values.items():
             value = getattr(value, "value", value)
+            value = value.tolist() if hasattr(value, "tolist") else value  # numpy's and torch's
             if name in several:
                 value = value.split(",") if isinstance(value, str) else value
                 value = value if isinstance(value, Iterable) else [value]
                 words += [f"--{name}", *map(str, value)]
             else:
-                if isinstance(value, list | tuple):
+                if isinstance(value, Iterable) and not isinstance(value, str | dict):
                     value = ",".join("" if one is None else str(one) for one in value)
                 words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
         found = vars(self.parse_args(words))
