@@ -191,6 +191,8 @@ def test_a_copy_of_a_pair_measures_its_own_gradients(model, copied):
 def test_means_that_cannot_be_taken_are_refused(model, given, message):
     with pytest.raises(HamuError, match=message):
         PairedGradients(model, HamuQ(), **given)
+    with pytest.raises(HamuError, match="a generator is no module; pass the model itself"):
+        PairedGradients(model.parameters(), HamuQ())
 
 
 @pytest.fixture

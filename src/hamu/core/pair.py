@@ -206,6 +206,8 @@ class PairedGradients:
             raise HamuError(f"steps_per_pass {passes} must be two numbers from 1 on, or None")
         if offload_grads not in OFFLOADS:
             raise unknown("offload_grads", offload_grads, OFFLOADS)
+        if not isinstance(model, nn.Module):
+            raise HamuError(f"a {type(model).__name__} is no module; pass the model itself")
         if not isinstance(method, Method):
             raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
         if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
@@ -307,8 +309,9 @@ class PairedGradients:
             self.discard()
             raise HamuError(
                 f"no gradient reached any trainable parameter inside {side}(); call backward() "
-                f"inside the context, on a loss that depends on them, and with fully_shard leave "
-                f"its synchronisation on for the last backward() of each context"
+                f"inside the context, on a loss that depends on them (as they were when the pair "
+                f"was made), and with fully_shard leave its synchronisation on for the last "
+                f"backward() of each context"
             )
         self._grads[side] = collected
 
