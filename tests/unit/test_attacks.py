@@ -199,6 +199,10 @@ def result_of(kind, **curves):
         ("image", {"unlearned": (0.95, 0.97), "original": (0.98, 0.98)}, None),
         ("image", {"unlearned": (0.95, 0.97)}, None),
         ("image", {"unlearned": (0.95, 0.97), "retrained": (0.95, 0.96)}, True),
+        # after 20 steps, though not after 40
+        ("image", {"unlearned": (0.0, 0.27, 0.0), "original": (0.98, 0.41, 0.01)}, False),
+        ("image", {"unlearned": (0.0, 0.0), "original": (0.98, 0.48)}, None),
+        ("image", {"unlearned": (0.0, 0.0), "original": (0.98, 0.50)}, True),
         ("text", {"unlearned": (5.3, 4.0)}, None),
         ("text", {"unlearned": (5.3, 4.0), "original": (1.8, 1.8)}, False),
         ("text", {"unlearned": (5.3, 5.0), "original": (1.8, 1.8)}, True),
@@ -223,7 +227,8 @@ def result_of(kind, **curves):
 def test_the_verdict_follows_its_rule(kind, curves, expected):
     result = result_of(kind, **curves)
     assert lasts(result) is expected
-    steps = 20 * len(curves["unlearned"]) - 20
+    ours = curves["unlearned"]
+    steps = 20 if ours[-1] == ours[0] else 20 * len(ours) - 20
     heads = {True: f"It lasts: {steps} steps", False: f"It does not last: {steps} steps"}
     assert sentence(result).startswith(heads.get(expected, "Whether it lasts is open"))
     assert not re.search(r" -\d|\d{3}%", sentence(result).replace(" 100%", "")), "0% to 100%"

@@ -40,7 +40,8 @@ _DEFAULTS = {  # for images and for texts
     "relearned_records": (10, 40),
 }
 _POINTS = (0, 5, 10, 20, 40, 80)
-_JUDGED = (20, 40)  # steps of relearn-retain; some models hold for 20 and give way after
+_AT_LEAST, _AT_MOST = 20, 40  # steps of relearn-retain: models hold for 20 and give way after
+_STILL_KNOWN = 0.5  # share of its start that the original recognises where an attack can tell
 _MARGIN = 0.10  # the share that may come back
 _LEAST_RISE = 0.1  # nats; a share of less is noise
 _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high for a known record
@@ -198,8 +199,8 @@ def _given_back(result: AttackResult, role: str, steps: int) -> float:
 def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     """The verdict, or None and the reason, and the steps with the most excess."""
     by_model, is_text = result.outcomes.get(RELEARN_RETAIN), result.kind == "text"
-    if by_model is None or _JUDGED[0] not in by_model[UNLEARNED].at:
-        return None, f"{RELEARN_RETAIN} was not run for {_JUDGED[0]} steps", 0
+    if by_model is None or max(by_model[UNLEARNED].at) < _AT_LEAST:
+        return None, f"{RELEARN_RETAIN} was not run for {_AT_LEAST} steps", 0
     if is_text and ORIGINAL not in by_model:
         return None, "the share of the loss that comes back needs --original_model", 0
     ours, retrained = by_model[UNLEARNED], by_model.get(RETRAINED)
@@ -223,8 +224,18 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
             return 0.0
         return back - _given_back(result, RETRAINED, steps)
 
-    worst = max((steps for steps in _JUDGED if steps in ours.at), key=excess)
-    return excess(worst) <= _MARGIN + 1e-9, "", worst
+    judged = [steps for steps in reversed(ours.at) if 0 < steps <= _AT_MOST]
+    worst = max(judged, key=excess)
+    if excess(worst) > _MARGIN + 1e-9:
+        return False, "", worst
+    if not is_text and ORIGINAL in by_model:
+        left = {steps: by_model[ORIGINAL].mean("recognised", steps) for steps in judged}
+        judged = [steps for steps in judged if left[steps] >= _STILL_KNOWN * known]
+        if not judged:
+            gone = f"the same steps take them from the original too ({known:.0%} to"
+            first = min(left)
+            return None, f"{gone} {left[first]:.0%} after {first}), so they cannot tell", 0
+    return True, "", max(judged, key=excess)
 
 
 def sentence(result: AttackResult) -> str:
