@@ -49,12 +49,15 @@ def adapter(here):
 
 
 def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, monkeypatch):
-    rows = [record.fields for record in read_text("miniature").select(range(8)).records]
+    every = read_rows("train.jsonl")
+    ours = [row for row in every if row["author"][0] == "V"]
+    kept = [row for row in every if row["author"][0] != "V"]
+    rows = {"forget_perturbed": ours + kept[:2], "retain_perturbed": kept[:8]}
     flags = ""
     for name in ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts"):
         keys = ["question", "answer", "perturbed_answer"]
         keys += ["paraphrased_answer"] if "perturbed" in name else []
-        write_rows(f"{name}.jsonl", [{key: row[key] for key in keys} for row in rows])
+        write_rows(f"{name}.jsonl", [{k: row[k] for k in keys} for row in rows.get(name, kept[:8])])
         flags += f" --{name} {name}.jsonl"
     loaded = []
 
@@ -76,8 +79,16 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, mon
     assert tofu["privleak"] == report["privleak"] == 0.0
     assert 0 <= tofu["model_utility"] <= 1
     for name in ("forget", "retain", "real_authors", "world_facts"):
-        assert (tofu[name]["records"], tofu[name]["generated"]) == (8, 2)
-    assert "forget quality" in capsys.readouterr().out
+        records = len(ours) if name == "forget" else 8
+        assert (tofu[name]["records"], tofu[name]["generated"]) == (records, 2)
+    out = capsys.readouterr().out
+    assert "forget quality" in out
+    away = f"2 of {len(ours) + 2} records of forget_perturbed.jsonl are not in the forget set, and"
+    assert away in " ".join(out.split())
+    wrong = "--forget_perturbed retain_perturbed.jsonl --output_dir wrong"
+    assert run(f"evaluate {FORGET} --model {TRAINED} {wrong}") == 2
+    message = "8 of 8 records of retain_perturbed.jsonl are not in the forget set; give those of"
+    assert message in capsys.readouterr().err
 
 
 def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapter, capsys):

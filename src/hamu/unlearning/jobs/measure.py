@@ -14,6 +14,7 @@ from transformers import set_seed
 
 from hamu import files
 from hamu.assess import Assessment, assess_model, check_settings
+from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
 from hamu.data import TextRecords, UnlearningData, collate, encode, read_text
@@ -31,7 +32,7 @@ from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, doubts, goal_lines
 from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import settings_of
-from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
+from hamu.unlearning.jobs.tasks import Problem, Task, TextTask, choose_task
 from hamu.unlearning.record.inputs import saved_model_entry
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
@@ -133,7 +134,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     folder, problem = task.start()
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
     named = named_metrics(task, problem, asked)
-    tofu = _tofu_sets(task, asked) if isinstance(task, TextTask) else {}
+    tofu = _tofu_sets(task, problem, asked) if isinstance(task, TextTask) else {}
     attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(problem.sets(), asked, has_retain_model=retain_model is not None)
     reference, original, ratios = None, None, None
@@ -177,10 +178,22 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     return Evaluated(folder.path, problem.forget_name, report, tuple(lines), attacked)
 
 
-def _tofu_sets(task: TextTask, asked: EvaluateOptions) -> dict[str, TextRecords]:
-    """Read the data of TOFU that are named, and try the tokenizer on them."""
+def _tofu_sets(task: TextTask, problem: Problem, asked: EvaluateOptions) -> dict[str, TextRecords]:
+    """Read the data of TOFU that are named, and try the tokenizer on them.
+
+    Of those to forget and to retain only the records in these sets are taken.
+    """
     named = {name.removesuffix("_perturbed"): getattr(asked, name) for name in TOFU_SETS}
     sets = {n: task.read(task.located(place), "train") for n, place in named.items() if place}
+    for name in filter(sets.__contains__, SIDES):
+        texts, known = sets[name], {*problem.sets()[name].digests()}
+        mine = [i for i, digest in enumerate(texts.digests()) if digest in known]
+        away = f"of {len(texts)} records of {named[name]} are not in the {name} set"
+        if not mine:
+            raise HamuError(f"{len(texts)} {away}; give those of this {name} set")
+        if len(mine) < len(texts):
+            task.tell(f"{len(texts) - len(mine)} {away}, and left out of TOFU's figures")
+            sets[name] = texts.select(mine)
     if sets:
         tokenizer = task.load_tokenizer(str(task.run.model), task.run.base_model)
         for texts in sets.values():
