@@ -1,6 +1,7 @@
 """Reading images: every source gives the same pixels, and every damaged one a clear error."""
 
 import shutil
+import unicodedata
 
 import datasets
 import numpy as np
@@ -82,6 +83,30 @@ def test_a_photograph_is_read_as_it_is_seen(tmp_path):
     found = read_images(str(tmp_path / "photos")).pixels
     assert torch.equal(found[0, 0], torch.from_numpy(pixels))
     assert torch.equal(found[1, 0], torch.from_numpy(pixels).flip(0))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("cat/one.heic", r"one\.heic is of a kind that is not read; convert it, or move it away"),
+        ("cat/gone.png", r"gone\.png is a link to what is not there; mend or remove it"),
+    ],
+)
+def test_an_image_that_would_be_left_out_is_named(folder, place, message):
+    (folder / place).symlink_to("gone" if "gone" in place else next(folder.glob("cat/*.png")))
+    (folder / "cat/notes.txt").write_text("of no interest")
+    with pytest.raises(HamuError, match=message):
+        read_images(str(folder))
+
+
+def test_a_class_is_the_same_in_each_form_of_its_letters(tmp_path):
+    for split, form in (("train", "NFC"), ("test", "NFD")):
+        for name in ("K\u00e4tze", "Hund"):
+            place = tmp_path / split / unicodedata.normalize(form, name)
+            place.mkdir(parents=True)
+            Image.fromarray(PIXELS[0]).save(place / "one.png")
+    train, test = (read_images(str(tmp_path), split) for split in ("train", "test"))
+    assert train.classes == test.classes == ("Hund", "K\u00e4tze")
 
 
 def test_images_below_their_class_are_not_left_out_without_a_word(folder):
@@ -201,7 +226,7 @@ def with_gap(column):
 
 def with_empty_class(folder):
     (folder / "owl").mkdir()
-    (folder / "owl/1.heic").write_bytes(b"of a kind that Pillow does not read")
+    (folder / "owl/1.txt").write_bytes(b"no image")
     return str(folder)
 
 
@@ -230,7 +255,10 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (with_arrays(images=PIXELS / 255), {}, "have type float64"),
         (with_arrays(images=PIXELS[:0], labels=LABELS[:0]), {}, "is empty: it has no images"),
         (with_arrays(), {"label_column": "kind"}, "no label column 'kind', but images, labels; gi"),
-        (damaged("a.npz"), {}, r"a\.npz cannot be read as npz"),
+        (damaged("a.npz", b"PK\5\6" + bytes(18)), {}, r"a\.npz has no image column"),
+        (damaged("b.npz", b"junk"), {}, r"b\.npz is no npz file; save one with numpy\.savez"),
+        (with_arrays(images=PIXELS.transpose(0, 3, 1, 2)), {}, r"with 1, 3 or 4 channels"),
+        (with_arrays(), {"image_size": 0}, "image_size 0 must be at least 1"),
         (lambda f: to_parquet(f / "a.parquet", [1.5], [0]), {}, "column img of .* holds no images"),
         (with_gap("img"), {}, "row 1 of .* has no image; remove it"),
         (with_gap("label"), {}, "row 1 of .* has no label; remove or label it"),

@@ -2,12 +2,14 @@
 
 import io
 import itertools
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ _SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm"),
 }
+_NOT_READ = {".avif", ".heic", ".heif", ".jp2", ".jxl", ".tga", ".dng", ".svg"}
 _OF_SPLITS = (".parquet", ".npz")
 _MOST_CLASSES = 100_000
 _Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
@@ -152,6 +155,8 @@ def read_images(
         num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless all are grey.
         image_column, label_column: names of the columns or arrays, if they are not the usual.
     """
+    if image_size is not None and image_size < 1:
+        raise HamuError(f"image_size {image_size} must be at least 1")
     if num_channels not in (None, 1, 3):
         raise HamuError(f"num_channels {num_channels} must be 1 (grey) or 3 (RGB)")
     columns = {"image": image_column, "label": label_column}
@@ -213,6 +218,8 @@ def _digits(split: str) -> _Raw:
 
 
 def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
+    if not is_zipfile(path):  # numpy would advise to load it as a pickle
+        raise HamuError(f"{path} is no npz file; save one with numpy.savez")
     with reading(f"{path} cannot be read as npz"), np.load(path, allow_pickle=False) as arrays:
         images, labels = (arrays[_column(arrays.files, role, columns, path)] for role in _COLUMNS)
         given = arrays[CLASSES].tolist() if CLASSES in arrays.files else ()
@@ -220,10 +227,11 @@ def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
     if len({*classes}) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise HamuError(f"{path} names two classes {twice}; give each a name of its own")
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+    has_channels = images.shape[3:] in ((), (1,), (3,), (4,))
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or not has_channels:
         raise HamuError(
             f"the images in {path} have type {images.dtype} and shape {images.shape}; expected "
-            f"uint8 [N, H, W] or [N, H, W, C]"
+            f"uint8 [N, H, W], or [N, H, W, C] with 1, 3 or 4 channels"
         )
     return images.squeeze(3) if images.shape[3:] == (1,) else images, labels, classes
 
@@ -269,18 +277,31 @@ def _of_folder(path: Path, split: str) -> _Raw:
                 f"{below} lies in a folder within its class; put all images of a class beside each "
                 f"other"
             )
-    classes = sorted({picture.parent.name for picture in pictures})
+    for one in folder.glob("*/*"):
+        suffix = one.suffix.lower()
+        if suffix not in _SUFFIXES | _NOT_READ or _is_hidden(one.relative_to(folder)):
+            continue
+        if not one.exists():
+            raise HamuError(f"{one} is a link to what is not there; mend or remove it")
+        if suffix in _NOT_READ:
+            raise HamuError(f"{one} is of a kind that is not read; convert it, or move it away")
+    classes = sorted({_class_of(picture.parent) for picture in pictures})
     for below in folder.iterdir() if split == "train" else ():
-        if below.is_dir() and below.name not in classes and not _is_hidden(Path(below.name)):
+        if below.is_dir() and _class_of(below) not in classes and not _is_hidden(Path(below.name)):
             raise HamuError(
                 f"{below} holds no images, though each folder in {folder} is a class; add some, or "
                 f"move it away"
             )
     if all(map(str.isdecimal, classes)):
         classes.sort(key=int)  # 2 before 10
-    pictures.sort(key=lambda picture: (classes.index(picture.parent.name), picture))
-    labels = np.array([classes.index(picture.parent.name) for picture in pictures])
-    return pictures, labels, tuple(classes)
+    numbers = {picture: classes.index(_class_of(picture.parent)) for picture in pictures}
+    pictures.sort(key=lambda picture: (numbers[picture], picture))
+    return pictures, np.array([numbers[picture] for picture in pictures]), tuple(classes)
+
+
+def _class_of(folder: Path) -> str:
+    """Name of a class; computers write some letters of a folder's name in several ways."""
+    return unicodedata.normalize("NFC", folder.name)
 
 
 def _pictures(folder: Path) -> list[Path]:
