@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -138,10 +138,13 @@ def test_at_a_level_rows_are_ranked_by_the_gain_there_and_only_the_best_settings
     assert [one["method"] for one in found.shown] == ["ga", "gdiff"]
     page = markdown_page(found)
     for said in ("| gain there | step there | test acc there |", "| -0.25 | 3.5 | 75.0% |",
-                 "there: where the forget loss is 7, by interpolation, or more after a jump; the gain is -ΔL\\_r",
+                 "there: where the forget loss is 7 (by interpolation) or more, whichever is better; the gain",
                  "never there: ft, kl"):  # fmt: skip
         assert said in page
     assert len(found.summary()["runs"]) == 5, "comparison.json has all of them"
+    nothing = "the forget loss was 7 or more before the runs, so this level compares nothing; give"
+    assert nothing not in page
+    assert nothing in markdown_page(replace(found, start={"forget_loss": 7.5}))
 
 
 def test_a_mean_at_a_level_is_one_of_all_seeds_or_none():

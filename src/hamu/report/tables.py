@@ -374,10 +374,16 @@ def remarks(comparison: Comparison) -> list[str]:
     lines += [CAPTION, *([f"hypervolume over {origin}: {found}"] * bool(comparison.start))]
     if (level := comparison.level) is not None:
         other, beyond = ("-ΔL_r", "more") if level.side == "forget" else ("ΔL_f", "less")
+        _, rise = comparison.level_gain or ("", 1.0)
+        if level.side == "forget" and rise <= 0:
+            lines.append(
+                f"the forget loss was {level.loss:g} or more before the runs, so this level "
+                f"compares nothing; give a higher --at"
+            )
         lines.append(
-            f"there: where the {level.side} loss is {level.loss:g}, by interpolation, or {beyond} "
-            f"after a jump; the gain is {other}. relearned: share of forgotten images recognised, "
-            f"or loss of forgotten texts, after the attack {attacks.RELEARN_RETAIN}"
+            f"there: where the {level.side} loss is {level.loss:g} (by interpolation) or {beyond}, "
+            f"whichever is better; the gain is {other}. relearned: share of forgotten images "
+            f"recognised, or loss of forgotten texts, after the attack {attacks.RELEARN_RETAIN}"
         )
         never = {row["method"] for row in comparison.rows} - comparison.best_settings().keys()
         lines += [f"never there: {', '.join(sorted(never))}"] * bool(never)
