@@ -1,5 +1,6 @@
 """`hamu report`: from real runs on images and texts, and wrong input; only the page is written."""
 
+import errno
 import os
 import shutil
 import stat
@@ -130,3 +131,13 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
         assert said in refused(capsys, *words.split())
     (images / "pipe.html").unlink()
     assert contents(images) == before
+
+
+def test_a_full_disk_is_named_with_the_page_and_the_way_out(images, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hamu.unlearning.jobs.review.write_whole", full)
+    said = refused(capsys, "run")
+    assert "cannot be written to run/report.html: " in said
+    assert said.endswith("No space left on device; make room, or choose another --output\n")

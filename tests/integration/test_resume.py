@@ -283,7 +283,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, whole, broken, 
         log.write('{"step": 6, "ta')
     assert resume()[0] == 0
     assert "checkpoint-5 is damaged: model.safetensors is not as it was written; " in caplog.text
-    assert "checkpoint-4 is damaged: optimizer.pt is missing; it is skipped" in caplog.text
+    assert "checkpoint-4 is damaged: optimizer.pt is missing; it is removed" in caplog.text
     assert outcome(run) == whole()
     assert not (run / ".checkpoint-abc").exists()
 

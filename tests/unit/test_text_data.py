@@ -122,7 +122,12 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.jsonl", QUESTION + '{"question": "q", "answer": "\\ud800"}', "row 1 of .* not Unicode"),
         ("a.jsonl", QUESTION + "1", "row 1 of .* is a int; expected a record"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is not a list of messages"),
-        ("a.json", "[1,\n 2", r"a\.json cannot be read: Expecting ',' delimiter: line 2"),
+        (
+            "a.json",
+            "[1,\n 2",
+            r"a\.json cannot be read: what begins in line 1 is no JSON: Expecting",
+        ),
+        ("a.jsonl", '{"a": 1}\n{"b": \n{"c": 2}\n', "what begins in line 2 is no JSON: Expecting"),
         ("a.csv", 'question,answer\n"who?,me\n', r"a\.csv cannot be read: .*EOF inside"),
         ("a.csv", "question,answer,answer\nWho?,I,me\n", "columns 2 and 3 have the same name"),
         ("a.csv", "question,answer\nWho?,in town, house 3\n", "put a text with commas in quotes"),

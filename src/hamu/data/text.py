@@ -269,7 +269,11 @@ def _json(path: Path) -> list[Any]:
     content, decoder, rows = path.read_text(encoding="utf-8-sig"), json.JSONDecoder(), list[Any]()
     place = 0
     while (place := _SPACE.match(content, place).end()) < len(content):  # type: ignore[union-attr]
-        value, place = decoder.raw_decode(content, place)
+        try:
+            value, place = decoder.raw_decode(content, place)
+        except json.JSONDecodeError as error:  # may be found lines below
+            line = content.count("\n", 0, place) + 1
+            raise ValueError(f"what begins in line {line} is no JSON: {error.msg}") from error
         rows += value if isinstance(value, list) else [value]
     return rows
 

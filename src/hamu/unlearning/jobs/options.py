@@ -42,7 +42,9 @@ PATHS = _names(
 )
 # Least values, and those that are too much.
 BOUNDS = {
-    **dict.fromkeys(("expected_retain", "expected_forget", "jobs", "trials"), (1, inf)),
+    **dict.fromkeys(
+        ("expected_retain", "expected_forget", "jobs", "trials", "max_length"), (1, inf)
+    ),
     "generate": (0, inf),
     "lora_dropout": (0, 1),
 }

@@ -14,7 +14,16 @@ from rich.console import Console
 from hamu.data.forget_sets import draw_positions, subset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import embed
-from hamu.files import CONFIG, MODEL, RECORD, REPORT, file_digest, is_of_hub, write_whole
+from hamu.files import (
+    CONFIG,
+    MODEL,
+    RECORD,
+    REPORT,
+    file_digest,
+    is_of_hub,
+    write_whole,
+    writing_model,
+)
 from hamu.models.language import saved_adapter
 from hamu.models.storage import NeedsCode, folder_of, is_adapter
 from hamu.report import run as seen
@@ -90,7 +99,8 @@ def report(
         found.append(replace(run, observed=observed, unobserved=why))
     page = report_page(found, contents=contents)
     # the name of a folder may have bytes that are no text
-    write_whole(target, page.encode(errors="backslashreplace").decode(), private=contents)
+    with writing_model(f"the report cannot be written to {target}", "or choose another --output"):
+        write_whole(target, page.encode(errors="backslashreplace").decode(), private=contents)
     return target
 
 

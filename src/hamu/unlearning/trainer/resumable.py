@@ -148,19 +148,26 @@ class Checkpoints:
         """
 
         def find() -> Path | None:
-            ours, damaged, whole = self._found(ours=True), [], None
-            for step, path in reversed(self._found()):
+            damaged, whole = dict[Path, str](), None
+            for _, path in reversed(self._found()):
                 damage = damage_of(path)
                 if damage is None:
                     whole = path
                     break
-                _logger.warning("%s is damaged: %s; it is skipped", path, damage)
-                damaged += [path] if (step, path) in ours else []
+                damaged[path] = damage
+            removable = {path for _, path in self._found(ours=True)} & damaged.keys()
+            if required and whole is None:
+                removable.clear()
+            for path, damage in damaged.items():
+                fate = "removed" if path in removable else "skipped"
+                _logger.warning("%s is damaged: %s; it is %s", path, damage, fate)
             if required and whole is None:
                 raise HamuError(
                     f"there is no whole checkpoint in {self._folder}; start the run anew"
                 )
-            for path in damaged:
+            if damaged and whole is None:
+                _logger.warning("no checkpoint is whole: the run begins anew")
+            for path in removable:
                 remove_whole(path)
             return whole
 
