@@ -391,6 +391,15 @@ def test_a_trainer_resumes_by_no_other_settings(trainer_of, saved_model, name, v
         again.train(resume_from_checkpoint=True)
 
 
+def test_a_trainer_resumes_with_as_many_records(trainer_of, saved_model, problem):
+    saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer_of(load_classifier(str(saved_model)), **saves).train()
+    fewer = problem.forget.select(range(len(problem.forget) - 1))
+    again = trainer_of(load_classifier(str(saved_model)), forget=fewer, max_steps=2)
+    with pytest.raises(HamuError, match=r"the run began with forget records .*; resume it with"):
+        again.train(resume_from_checkpoint=True)
+
+
 def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_of):
     class Own(torch.nn.Module):
         def __init__(self):

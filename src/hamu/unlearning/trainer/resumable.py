@@ -17,9 +17,10 @@ processes, sharded or not, write what one writes, so a run resumes in any number
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,7 @@ class ResumableTrainer(Trainer):
     lr_scheduler: Any
     args: Any
     train_dataset: Any
+    _records: Mapping[str, int] = MappingProxyType({})  # by side, of unlearning
 
     def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
         self.interrupted_by = ""
@@ -297,12 +299,13 @@ class ResumableTrainer(Trainer):
 
     def _deciding(self) -> dict[str, Any]:
         found = {name: getattr(self.args, name, None) for name in _DECIDING}
+        found |= {f"{side} records": number for side, number in self._records.items()}
         return {name: getattr(value, "value", value) for name, value in found.items()}
 
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`; refuse steps of another number of records, or made otherwise."""
         for name, value in self._deciding().items():
-            if (begun := state.get("settings", {name: value})[name]) != value:
+            if (begun := state.get("settings", {}).get(name, value)) != value:
                 raise HamuError(
                     f"the run began with {name} {begun}; resume it with that, not {value}"
                 )
