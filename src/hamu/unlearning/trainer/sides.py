@@ -81,14 +81,14 @@ def weight_of(batch: Mapping[str, Any], side: str) -> int:
     return int(batch.get(WEIGHT, {}).get(side, 1))
 
 
-def batches_of_share(length: int, size: int, share: int, processes: int) -> list[list[int]]:
+def batches_of_share(length: int, size: int, share: int, processes: int) -> list[range]:
     """Batches of one process: its share of global batches that no number of processes changes.
 
     A last batch with fewer records than processes leaves some without a share. They get a record
     that is read for its shape alone, as ~index, so that all take part; see `PairedDataset`.
     """
     batches = (range(start, min(start + size, length)) for start in range(0, length, size))
-    return [list(one[share::processes]) or [~one.start] for one in batches]
+    return [one[share::processes] or range(~one.start, -one.start) for one in batches]
 
 
 class SideLosses:
