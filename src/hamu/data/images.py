@@ -306,12 +306,8 @@ def _class_of(folder: Path) -> str:
 
 def _pictures(folder: Path) -> list[Path]:
     """List the images of the classes of a folder, without what tools hide there."""
-    return [
-        path
-        for path in folder.glob("*/*")
-        if path.suffix.lower() in _SUFFIXES and not _is_hidden(path.relative_to(folder))
-        if path.is_file()
-    ]
+    found = [path for path in folder.glob("*/*") if path.suffix.lower() in _SUFFIXES]
+    return [one for one in found if not _is_hidden(one.relative_to(folder)) and one.is_file()]
 
 
 def _is_hidden(path: Path) -> bool:

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -484,17 +485,10 @@ def _as_text(
         return record.prompt, record.answer
     with reading(f"a conversation of {source} does not fit the tokenizer's chat template"):
         template = _DATE + tokenizer.get_chat_template()
-        before, whole = (
-            str(
-                tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    chat_template=template,
-                    tokenize=False,
-                    add_generation_prompt=messages is not record.messages,
-                )
-            )
-            for messages in (record.messages[:-1], record.messages)
-        )
+        write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
+        messages = [dict(message) for message in record.messages]
+        before = str(write(messages[:-1], add_generation_prompt=True))
+        whole = str(write(messages))
         if not whole.startswith(before):
             raise ValueError("it changes what comes before the answer; give prompt and completion")
     return before, whole[len(before) :]

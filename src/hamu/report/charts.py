@@ -358,11 +358,8 @@ def embedding(found: ImageObservations) -> list[Chart]:
     clouds: dict[str, list[go.Scatter]] = {role: [] for role in ROLES}
     for (role, name), points in zip(groups, flat, strict=True):
         clouds[role].append(_series(name, points.T, COLORS[name], "markers", opacity=0.6))
-    return [
-        Chart(
-            *("embedding", f"Embedding {role}"),
-            _plane(drawn, "first axis", "second axis", hovermode="closest", **axes),
-            f"{share:.0%}",
-        )
-        for role, drawn in clouds.items()
-    ]
+    charts = []
+    for role, drawn in clouds.items():
+        figure = _plane(drawn, "first axis", "second axis", hovermode="closest", **axes)
+        charts.append(Chart("embedding", f"Embedding {role}", figure, f"{share:.0%}"))
+    return charts

@@ -73,14 +73,11 @@ def answered(texts: TextRecords, answers: Mapping[str, Sequence[str]]) -> list[A
     """Score the answers of each model, by its name and in the records' order."""
     expected = [record.answer.strip() for record in texts.records]
     scores = {name: rouge_l(given, expected).tolist() for name, given in answers.items()}
-    return [
-        AnsweredRecord(
-            record.prompt.strip(),
-            expected[n],
-            tuple((name, given[n], scores[name][n]) for name, given in answers.items()),
-        )
-        for n, record in enumerate(texts.records)
-    ]
+    found = []
+    for n, record in enumerate(texts.records):
+        said = tuple((name, given[n], scores[name][n]) for name, given in answers.items())
+        found.append(AnsweredRecord(record.prompt.strip(), expected[n], said))
+    return found
 
 
 def right_probability(predictions: Predictions) -> np.ndarray:

@@ -146,7 +146,8 @@ class Standing:
 
     def figures(self) -> dict[str, Any]:
         """The standing as JSON holds it: counts, quantiles of the losses, the ten worst records."""
-        worst = self._gap(self.targets.least).argsort(descending=True)[:10].tolist()
+        furthest = self._gap(self.targets.least).argsort(descending=True)[:10].tolist()
+        away = [i for i in furthest if not self.forgotten[i]]
         losses, least = self.losses.tolist(), self.targets.least.tolist()
         shares = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
         quantiles = self.losses.quantile(torch.tensor([*shares.values()], dtype=torch.float64))
@@ -155,11 +156,7 @@ class Standing:
             "forgotten": self.count,
             "too_high": int(self.too_high.sum()),
             "loss_quantiles": dict(zip(shares, quantiles.tolist(), strict=True)),
-            "worst": [
-                {"position": i, "loss": losses[i], "target": least[i]}
-                for i in worst
-                if not self.forgotten[i]
-            ],
+            "worst": [{"position": i, "loss": losses[i], "target": least[i]} for i in away],
         }
 
 

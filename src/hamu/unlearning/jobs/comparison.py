@@ -175,11 +175,8 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
     contents = (csv_table(comparison.rows), markdown_page(comparison), latex_page(comparison))
     for name, content in zip(files.COMPARISON_TABLES, contents, strict=True):
         folder.write_text(name, content)
-    drawn = [
-        (row["method"], *trajectory(finished[row["run"]]))
-        for row in comparison.shown
-        if row["run"] in finished
-    ]
+    ended = [row for row in comparison.shown if row["run"] in finished]
+    drawn = [(row["method"], *trajectory(finished[row["run"]])) for row in ended]
     if drawn:
         picture = folder.path / files.COMPARISON_PICTURE
         plot_comparison(drawn, comparison.hypervolumes, picture, title, comparison.level_gain)
