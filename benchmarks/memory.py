@@ -13,7 +13,7 @@ Three steps by HAMU-Q, the last with parallel gradients, which are measured a se
 In one process every byte counts that torch's allocator gives out, an operator's workspace as well; with split pairing
 (2 and 4 gloo processes, the one that holds most) every tensor, but not gloo's own copies. The limits:
 
-    one process     2 gradients and a bucket: what the Gram works in (`hamu.core.gram_meter.bucket_bytes`), and for half
+    one process     2 gradients and a bucket: what the Gram works in (`worked_in`), and for half
                     precision the widened pieces of both sides in which the combine works
     split pairing   1 gradient and 2 buckets: what is exchanged at once, 4 M numbers or the largest tensor
     kl, scrub       beyond gdiff: one copy of the trainable tensors and of BatchNorm's statistics
@@ -47,7 +47,7 @@ import hamu.core.distributed as exchange
 from hamu import Method, PairedGradients, build_method
 from hamu.core.distributed import SplitPairing
 from hamu.core.forward import OriginalModel, predict_logits
-from hamu.core.gram_meter import bucket_bytes, widened_at_once
+from hamu.core.gram_meter import scratch_bytes, widened_at_once
 from hamu.core.objectives import Scored, build_objective
 from hamu.evaluation.predictions import predict_tokens
 from hamu.models import SmallResNet, SmallResNetConfig
@@ -184,11 +184,13 @@ def evaluation_peak() -> float:
 
 
 def worked_in(pair: PairedGradients) -> int:
-    """The bucket of one process."""
+    """The bucket of one process: scratch, sums and products of packed rows, widened products."""
     halves = [p.numel() for p in pair.parameters if p.itemsize == 2]
     device = pair.parameters[0].device
-    piece = min(widened_at_once(device, device), max(halves, default=0))
-    return bucket_bytes(device) + 2 * torch.float32.itemsize * piece
+    most = widened_at_once(device, device)
+    piece = min(most, max(halves, default=0))
+    measured = scratch_bytes(device) * 13 // 8 + 4 * most
+    return measured + 2 * torch.float32.itemsize * piece
 
 
 def exchanged_at_once(pair: PairedGradients) -> int:

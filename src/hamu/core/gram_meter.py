@@ -287,14 +287,6 @@ def scratch_bytes(device: torch.device) -> int:
     return 1 << 22 if device.type == "cpu" else 1 << 24
 
 
-def bucket_bytes(device: torch.device) -> int:
-    """Memory that measuring takes, however large the model, for forecasts.
-
-    Scratch, the sums and products of packed rows, and the widened products of a tensor.
-    """
-    return scratch_bytes(device) * 13 // 8 + 4 * widened_at_once(device, device)
-
-
 class _Pack:
     """Parameters packed together, each from a row of its own on, in a buffer shared with others."""
 
