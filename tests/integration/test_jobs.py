@@ -38,6 +38,8 @@ def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
 
 @pytest.mark.parametrize("rows", [[1, 2], range(1, 3), np.array([1, 2]), torch.tensor([1, 2])])
 def test_rows_may_be_in_any_sequence(rows):
+    """Bytes are none: as numbers they would name other rows."""
+    assert settings_of("unlearn", {"forget_rows": b"1,2"}).value("forget_rows") == "b'1,2'"
     assert settings_of("unlearn", {"forget_rows": rows}).value("forget_rows") == "1,2"
 
 

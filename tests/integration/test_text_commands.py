@@ -83,12 +83,19 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, mon
         assert (tofu[name]["records"], tofu[name]["generated"]) == (records, 2)
     out = capsys.readouterr().out
     assert "forget quality" in out
-    away = f"2 of {len(ours) + 2} records of forget_perturbed.jsonl are not in the forget set, and"
+    away = f"2 of {len(ours) + 2} answers of forget_perturbed.jsonl are not in the forget set; they"
     assert away in " ".join(out.split())
-    wrong = "--forget_perturbed retain_perturbed.jsonl --output_dir wrong"
-    assert run(f"evaluate {FORGET} --model {TRAINED} {wrong}") == 2
-    message = "8 of 8 records of retain_perturbed.jsonl are not in the forget set; give those of"
-    assert message in capsys.readouterr().err
+    assert "retain set" not in out
+    wrong = "--forget_perturbed retain_perturbed.jsonl --retain_perturbed forget_perturbed.jsonl"
+    small = "--generate 0 --max_length 96 --output_dir wrong"
+    assert run(f"evaluate {FORGET} --model {TRAINED} {wrong} {small}") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "8 of 8 answers of retain_perturbed.jsonl are not in the forget set; all the same" in said
+    )
+    away = f"{len(ours)} of {len(ours) + 2} answers of forget_perturbed.jsonl are not in the retain"
+    assert away in said
+    assert report_in("wrong")["tofu"]["retain"]["records"] == 2
 
 
 def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapter, capsys):

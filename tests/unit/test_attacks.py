@@ -201,8 +201,14 @@ def result_of(kind, **curves):
         ("image", {"unlearned": (0.95, 0.97), "retrained": (0.95, 0.96)}, True),
         # after 20 steps, though not after 40
         ("image", {"unlearned": (0.0, 0.27, 0.0), "original": (0.98, 0.41, 0.01)}, False),
-        ("image", {"unlearned": (0.0, 0.0), "original": (0.98, 0.48)}, None),
-        ("image", {"unlearned": (0.0, 0.0), "original": (0.98, 0.50)}, True),
+        # the original would pass, too
+        ("image", {"unlearned": (0.0, 0.0), "original": (0.98, 0.09)}, None),
+        ("image", {"unlearned": (0.0, 0.0), "original": (0.98, 0.12)}, True),
+        (
+            "image",
+            {"unlearned": (0.2, 0.2), "original": (1.0, 0.5), "retrained": (0.3, 0.45)},
+            None,
+        ),
         ("text", {"unlearned": (5.3, 4.0)}, None),
         ("text", {"unlearned": (5.3, 4.0), "original": (1.8, 1.8)}, False),
         ("text", {"unlearned": (5.3, 5.0), "original": (1.8, 1.8)}, True),
@@ -232,6 +238,21 @@ def test_the_verdict_follows_its_rule(kind, curves, expected):
     heads = {True: f"It lasts: {steps} steps", False: f"It does not last: {steps} steps"}
     assert sentence(result).startswith(heads.get(expected, "Whether it lasts is open"))
     assert not re.search(r" -\d|\d{3}%", sentence(result).replace(" 100%", "")), "0% to 100%"
+
+
+@pytest.mark.parametrize(
+    ("ours", "original", "expected"),
+    [((0.0, 0.27, 0.0), (1.0, 0.9, 0.8), False), ((0.0, 0.0, 0.0), (1.0, 0.6, 0.05), None)],
+)
+def test_each_measured_step_is_judged_and_few_steps_prove_nothing(ours, original, expected):
+    curves = {
+        role: Outcome((0, 5, 20), {"recognised": tuple((value,) for value in values)})
+        for role, values in (("unlearned", ours), ("original", original))
+    }
+    result = AttackResult("image", {"relearn-retain": curves})
+    assert lasts(result) is expected
+    heads = {False: "It does not last: 5 steps", None: "Whether it lasts is open: the same steps"}
+    assert sentence(result).startswith(heads[expected])
 
 
 def test_the_sentence_of_a_share_of_the_forgotten_names_the_forgotten():

@@ -165,6 +165,8 @@ def test_a_layer_added_before_the_first_step_is_refused(model):
     model.append(nn.Linear(4, 4, dtype=torch.float64))
     with pytest.raises(HamuError, match=r"3\.weight was frozen or not in the model"):
         passed(pair, model, ("retain", 1), ("forget", 2))
+    with pytest.raises(HamuError, match=r"3\.weight was frozen or not in the model"):
+        pair.combine()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])

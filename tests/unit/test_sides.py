@@ -14,8 +14,9 @@ from hamu.unlearning.trainer.sides import EarlyEnds
 GOOD = [{"pixel_values": torch.ones(3), "labels": 0}] * 4
 
 
-def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, **given):
-    args = UnlearnConfig(output_dir=str(tmp_path / "out"), eval_on_start=False, eval_strategy="no")
+def trainer_of(tmp_path, retain=GOOD, forget=GOOD, model=None, settings=None, **given):
+    settings = {"eval_on_start": False, "eval_strategy": "no"} | (settings or {})
+    args = UnlearnConfig(output_dir=str(tmp_path / "out"), **settings)
     given |= {"retain_dataset": retain, "forget_dataset": forget}
     return UnlearnTrainer(model or nn.Linear(3, 2), args, **given)
 
@@ -61,8 +62,23 @@ TEXT = {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}
 def with_images():
     """A module that reads images beside texts."""
     model = nn.Linear(3, 2)
-    model.forward = lambda input_ids, pixel_values=None: None
+    model.forward = lambda input_ids, inputs_embeds=None, pixel_values=None, position_ids=None: None
     return model
+
+
+class Adapted(nn.Linear):
+    """As PEFT wraps a model: its own forward takes anything."""
+
+    peft_config = None
+
+    def __init__(self):
+        super().__init__(3, 2)
+
+    def forward(self, *given, **more):
+        pass
+
+    def get_base_model(self):
+        return with_images()
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,9 @@ def with_images():
     [
         ({"labels": 1}, r"has labels of shape \(\) for input_ids of shape \(3,\); give each token"),
         ({"pixel_values": [1.0]}, "has pixel_values, which the model reads and the default data_c"),
+        ({"pixel_values": torch.ones(2)}, "has pixel_values, which the model reads"),
+        ({"pixel_values": [[1], [2, 3]], "inputs_embeds": None}, "has pixel_values, which the mod"),
+        ({"position_ids": [2, 3, 4]}, "has position_ids, which the model reads"),
     ],
 )
 def test_texts_with_a_label_in_all_or_with_more_than_tokens_are_refused(tmp_path, more, message):
@@ -77,18 +96,28 @@ def test_texts_with_a_label_in_all_or_with_more_than_tokens_are_refused(tmp_path
     with pytest.raises(HamuError, match=f"an item of the retain set {message}"):
         trainer_of(tmp_path, items, [TEXT] * 4, with_images())
     assert trainer_of(tmp_path, [TEXT | {"source": "a book"}] * 4, [TEXT] * 4, with_images())
-    assert trainer_of(tmp_path, [TEXT | {"pixel_values": [0]}] * 4, [TEXT] * 4, with_images())
+    for more in ({"pixel_values": torch.zeros(2)}, {"position_ids": [0, 1, 2]}):
+        assert trainer_of(tmp_path, [TEXT | more] * 4, [TEXT] * 4, with_images())
+    adapted = Adapted()
+    with pytest.raises(HamuError, match="has pixel_values, which the model reads"):
+        trainer_of(tmp_path, [TEXT | {"pixel_values": [1.0]}] * 4, [TEXT] * 4, adapted)
 
 
 def test_sets_by_name_are_refused(tmp_path):
     with pytest.raises(HamuError, match="the retain set is a mapping with the keys train, test; "):
         trainer_of(tmp_path, {"train": GOOD, "test": GOOD})
+    assert trainer_of(tmp_path, dict(enumerate(GOOD)))
 
 
 def test_a_model_that_would_lose_small_steps_or_its_encoder_is_refused(tmp_path):
     half = nn.Linear(3, 2).bfloat16()
     with pytest.raises(HamuError, match=r"weight is trained in torch\.bfloat16, which loses small"):
         trainer_of(tmp_path, model=half)
+    kept = {"correct_steps": True}, {"optim": "adamw_anyprecision"}
+    given = {"optimizers": (torch.optim.SGD(half.parameters(), 0.1), None)}
+    assert trainer_of(tmp_path, model=half, **given)
+    assert trainer_of(tmp_path, model=half, optimizer_cls_and_kwargs=(torch.optim.SGD, {}))
+    assert all(trainer_of(tmp_path, model=half, settings=one) for one in kept)
     for one in half.parameters():
         one.requires_grad_(one.dim() == 1)
     half.bias = nn.Parameter(torch.zeros(2))  # as an adapter

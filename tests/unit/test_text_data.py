@@ -125,7 +125,7 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         (
             "a.json",
             "[1,\n 2",
-            r"a\.json cannot be read: what begins in line 1 is no JSON: Expecting",
+            "what begins in line 1 is no JSON: Expecting .* line 2 column 3",
         ),
         ("a.jsonl", '{"a": 1}\n{"b": \n{"c": 2}\n', "what begins in line 2 is no JSON: Expecting"),
         ("a.csv", 'question,answer\n"who?,me\n', r"a\.csv cannot be read: .*EOF inside"),

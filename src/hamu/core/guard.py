@@ -64,7 +64,7 @@ class StepGuard:
 
     Args:
         pair: the gradients that the optimizer steps on.
-        optimizer: any; it stays unchanged.
+        optimizer: any; it stays unchanged. Of parameters that it lacks nothing is demanded.
         correct_steps: whether to correct steps; False only measures them.
         keep: further sides to measure, beside the constrained one.
 
@@ -73,8 +73,8 @@ class StepGuard:
         taken: the last step.
 
     Raises:
-        HamuError: if correct_steps lacks a method with a constraint, or an optimizer with all
-            parameters.
+        HamuError: if correct_steps lacks a method with a constraint, or the optimizer a trainable
+            parameter.
     """
 
     taken: StepTaken
@@ -93,7 +93,8 @@ class StepGuard:
                 f"{pair.method.name} promises nothing; correct_steps needs a method with a "
                 f"constraint, such as hamu-q"
             )
-        check_steps_all(optimizer, pair)
+        if correct_steps:
+            check_steps_all(optimizer, pair)
         self._pair, self._optimizer = pair, optimizer
         self._corrects, self._constrained = correct_steps, constrained
         self.keep = tuple(dict.fromkeys((*keep, *([constrained] if constrained else []))))

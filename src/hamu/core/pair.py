@@ -486,7 +486,7 @@ class PairedGradients:
         others: Iterable[tuple[str, Tensor]] = self._frozen
         idle = any(r is None and f is None for r, f in zip(*grads.values(), strict=True))
         if idle or not self._has_combined:  # one may have been replaced in the model, or added
-            self._has_combined, known = True, set(map(id, self.parameters))
+            known = set(map(id, self.parameters))
             others = ((n, p) for n, p in self._model.named_parameters() if id(p) not in known)
         for name, parameter in others:
             if parameter.grad is not None and parameter.requires_grad:
@@ -494,6 +494,7 @@ class PairedGradients:
                     f"{name} was frozen or not in the model when PairedGradients was made, but has "
                     f"a gradient now; make the pair anew, or freeze it and set its grad to None"
                 )
+        self._has_combined = True
 
     def _check_stale(self) -> None:
         if [p._version for p in self.parameters] == self._versions:

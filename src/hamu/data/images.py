@@ -25,7 +25,7 @@ _SUFFIXES = {
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".ppm", ".pgm"),
 }
-_NOT_READ = {".avif", ".heic", ".heif", ".jp2", ".jxl", ".tga", ".dng", ".svg"}
+_NOT_READ = {".avif", ".heic", ".heif", ".jp2", ".jxl", ".tga", ".dng"}
 _OF_SPLITS = (".parquet", ".npz")
 _MOST_CLASSES = 100_000
 _Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
@@ -218,8 +218,9 @@ def _digits(split: str) -> _Raw:
 
 
 def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
-    if not is_zipfile(path):  # numpy would advise to load it as a pickle
-        raise HamuError(f"{path} is no npz file; save one with numpy.savez")
+    with reading(f"{path} cannot be read as npz"), path.open("rb") as file:
+        if not is_zipfile(file):  # numpy would advise to load it as a pickle
+            raise ValueError("it is none, or cut short; save one with numpy.savez")
     with reading(f"{path} cannot be read as npz"), np.load(path, allow_pickle=False) as arrays:
         images, labels = (arrays[_column(arrays.files, role, columns, path)] for role in _COLUMNS)
         given = arrays[CLASSES].tolist() if CLASSES in arrays.files else ()
@@ -227,11 +228,11 @@ def _of_npz(path: Path, columns: Mapping[str, str | None]) -> _Raw:
     if len({*classes}) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise HamuError(f"{path} names two classes {twice}; give each a name of its own")
-    has_channels = images.shape[3:] in ((), (1,), (3,), (4,))
+    has_channels = images.shape[3:] in ((), (1,), (2,), (3,), (4,))
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or not has_channels:
         raise HamuError(
             f"the images in {path} have type {images.dtype} and shape {images.shape}; expected "
-            f"uint8 [N, H, W], or [N, H, W, C] with 1, 3 or 4 channels"
+            f"uint8 [N, H, W], or [N, H, W, C] with 1 to 4 channels"
         )
     return images.squeeze(3) if images.shape[3:] == (1,) else images, labels, classes
 
@@ -268,23 +269,16 @@ def _column(
 
 def _of_folder(path: Path, split: str) -> _Raw:
     pictures = _pictures(path / split) or _pictures(path)
+    folder = pictures[0].parents[1] if pictures else path
+    _check_all_read(folder)
     if not pictures:
         raise HamuError(f"{path} holds no images; expected one subfolder of images per class")
-    folder = pictures[0].parents[1]
     for below in folder.glob("*/*/**/*"):
         if below.suffix.lower() in _SUFFIXES and not _is_hidden(below.relative_to(folder)):
             raise HamuError(
                 f"{below} lies in a folder within its class; put all images of a class beside each "
                 f"other"
             )
-    for one in folder.glob("*/*"):
-        suffix = one.suffix.lower()
-        if suffix not in _SUFFIXES | _NOT_READ or _is_hidden(one.relative_to(folder)):
-            continue
-        if not one.exists():
-            raise HamuError(f"{one} is a link to what is not there; mend or remove it")
-        if suffix in _NOT_READ:
-            raise HamuError(f"{one} is of a kind that is not read; convert it, or move it away")
     classes = sorted({_class_of(picture.parent) for picture in pictures})
     for below in folder.iterdir() if split == "train" else ():
         if below.is_dir() and _class_of(below) not in classes and not _is_hidden(Path(below.name)):
@@ -297,6 +291,18 @@ def _of_folder(path: Path, split: str) -> _Raw:
     numbers = {picture: classes.index(_class_of(picture.parent)) for picture in pictures}
     pictures.sort(key=lambda picture: (numbers[picture], picture))
     return pictures, np.array([numbers[picture] for picture in pictures]), tuple(classes)
+
+
+def _check_all_read(folder: Path) -> None:
+    """Name an image of a class that would be left out."""
+    for one in folder.glob("*/*"):
+        suffix = one.suffix.lower()
+        if suffix not in _SUFFIXES | _NOT_READ or _is_hidden(one.relative_to(folder)):
+            continue
+        if not one.exists():
+            raise HamuError(f"{one} is a link to what is not there; mend or remove it")
+        if suffix in _NOT_READ and one.is_file():
+            raise HamuError(f"{one} is of a kind that is not read; convert it, or move it away")
 
 
 def _class_of(folder: Path) -> str:

@@ -274,7 +274,7 @@ def _json(path: Path) -> list[Any]:
             value, place = decoder.raw_decode(content, place)
         except json.JSONDecodeError as error:  # may be found lines below
             line = content.count("\n", 0, place) + 1
-            raise ValueError(f"what begins in line {line} is no JSON: {error.msg}") from error
+            raise ValueError(f"what begins in line {line} is no JSON: {error}") from error
         rows += value if isinstance(value, list) else [value]
     return rows
 

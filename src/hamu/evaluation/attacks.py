@@ -41,7 +41,6 @@ _DEFAULTS = {  # for images and for texts
 }
 _POINTS = (0, 5, 10, 20, 40, 80)
 _AT_LEAST, _AT_MOST = 20, 40  # steps of relearn-retain: models hold for 20 and give way after
-_STILL_KNOWN = 0.5  # share of its start that the original recognises where an attack can tell
 _MARGIN = 0.10  # the share that may come back
 _LEAST_RISE = 0.1  # nats; a share of less is noise
 _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high for a known record
@@ -216,25 +215,25 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         still = f"the model recognises {start:.0%} of the records before the attack"
         return None, f"{still}, as one that never saw them may; give --retain_model", 0
 
-    def excess(steps: int) -> float:
-        back = _given_back(result, UNLEARNED, steps)
+    def excess(steps: int, role: str = UNLEARNED) -> float:
+        back = _given_back(result, role, steps)
         if retrained is None:
             return back if is_text else (back - start) / forgotten
         if is_text and ours.mean("loss", steps) >= retrained.mean("loss", steps):
             return 0.0
         return back - _given_back(result, RETRAINED, steps)
 
+    most = _MARGIN + 1e-9
     judged = [steps for steps in reversed(ours.at) if 0 < steps <= _AT_MOST]
     worst = max(judged, key=excess)
-    if excess(worst) > _MARGIN + 1e-9:
+    if excess(worst) > most:
         return False, "", worst
-    if not is_text and ORIGINAL in by_model:
-        left = {steps: by_model[ORIGINAL].mean("recognised", steps) for steps in judged}
-        judged = [steps for steps in judged if left[steps] >= _STILL_KNOWN * known]
-        if not judged:
-            gone = f"the same steps take them from the original too ({known:.0%} to"
-            first = min(left)
-            return None, f"{gone} {left[first]:.0%} after {first}), so they cannot tell", 0
+    if not is_text and ORIGINAL in by_model:  # it would pass where an attack cannot tell
+        judged = [steps for steps in judged if excess(steps, ORIGINAL) > most]
+        if max(judged, default=0) < _AT_LEAST:
+            left = by_model[ORIGINAL].mean("recognised", _AT_LEAST)
+            gone = f"the same steps take them from the original too, {known:.0%} to {left:.0%}"
+            return None, f"{gone} in {_AT_LEAST}", 0
     return True, "", max(judged, key=excess)
 
 

@@ -181,19 +181,23 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
 def _tofu_sets(task: TextTask, problem: Problem, asked: EvaluateOptions) -> dict[str, TextRecords]:
     """Read the data of TOFU that are named, and try the tokenizer on them.
 
-    Of those to forget and to retain only the records in these sets are taken.
+    Of those to forget and to retain only answers in these sets are taken, if any is there; prompts
+    may have another form.
     """
+
+    def answers_of(texts: TextRecords) -> list[str]:
+        return [" ".join(record.answer.split()) for record in texts.records]
+
     named = {name.removesuffix("_perturbed"): getattr(asked, name) for name in TOFU_SETS}
     sets = {n: task.read(task.located(place), "train") for n, place in named.items() if place}
     for name in filter(sets.__contains__, SIDES):
-        texts, known = sets[name], {*problem.sets()[name].digests()}
-        mine = [i for i, digest in enumerate(texts.digests()) if digest in known]
-        away = f"of {len(texts)} records of {named[name]} are not in the {name} set"
-        if not mine:
-            raise HamuError(f"{len(texts)} {away}; give those of this {name} set")
+        texts, known = sets[name], {*answers_of(problem.sets()[name])}
+        mine = [i for i, answer in enumerate(answers_of(texts)) if answer in known]
         if len(mine) < len(texts):
-            task.tell(f"{len(texts) - len(mine)} {away}, and left out of TOFU's figures")
-            sets[name] = texts.select(mine)
+            away = f"answers of {named[name]} are not in the {name} set"
+            fate = "they are left out of" if mine else "all the same, all are in"
+            task.tell(f"{len(texts) - len(mine)} of {len(texts)} {away}; {fate} TOFU's figures")
+            sets[name] = texts.select(mine) if mine else texts
     if sets:
         tokenizer = task.load_tokenizer(str(task.run.model), task.run.base_model)
         for texts in sets.values():

@@ -77,9 +77,11 @@ class Parser(HfArgumentParser):
                 value = value if isinstance(value, Iterable) else [value]
                 words += [f"--{name}", *map(str, value)]
             else:
-                if isinstance(value, Iterable) and not isinstance(value, str | dict):
+                if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
                     value = ",".join("" if one is None else str(one) for one in value)
-                words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+                if isinstance(value, Mapping):
+                    value = json.dumps(dict(value))
+                words.append(f"--{name}={value}")
         found = vars(self.parse_args(words))
         return {name: found[name] for name in values}
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from inspect import signature
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
     before, it must have the input_ids, with a label each, and nothing else that the model reads,
     as `collate` would drop it.
     """
-    whole: Any = getattr(model, "get_base_model", lambda: model)()  # PEFT's forward takes anything
+    whole: Any = model
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        whole = whole.get_base_model()  # PEFT's own forward takes anything
     reads = signature(whole.forward).parameters
     inputs = {"pixel_values", "input_ids", getattr(model, "main_input_name", "pixel_values")}
 
@@ -46,8 +49,8 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
             raise HamuError(f"the {name} set, a {type(one).__name__}, has no positions; {way}")
         if one is None or not len(one):
             continue
-        if isinstance(one, Mapping):
-            keys = ", ".join(map(str, one))
+        if isinstance(one, Mapping) and 0 not in one:
+            keys = ", ".join(map(str, islice(one, 5)))
             raise HamuError(f"the {name} set is a mapping with the keys {keys}; give one of them")
         item = one[0]
         made = item if is_usable(item) or data_collator is collate else data_collator([item])
@@ -68,12 +71,24 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
                 f"input_ids of shape {np.shape(made['input_ids'])}; give each token a label, -100 "
                 f"for none: of texts, causal language models unlearn"
             )
-        others = (made.keys() & reads) - {"input_ids", "attention_mask", "labels"}
-        if others and data_collator is collate and np.any(made[min(others)]):
+        others = sorted((made.keys() & reads) - {"input_ids", "attention_mask", "labels"})
+        lost = [key for key in others if _changes_what_is_read(key, made[key])]
+        fetch = getattr(one, "__getitems__", list)
+        if lost and data_collator is collate and not isinstance(fetch([0]), Mapping):
             raise HamuError(
-                f"an item of the {name} set has {min(others)}, which the model reads and the "
+                f"an item of the {name} set has {lost[0]}, which the model reads and the "
                 f"default data_collator drops; give one that keeps it, or leave it out"
             )
+
+
+def _changes_what_is_read(name: str, value: Any) -> bool:
+    """True for an input that a model would read otherwise: not for zeros, or plain positions."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # of a GPU, or of unequal rows
+        return True
+    plain = np.arange(array.size) if name == "position_ids" else np.zeros(1)
+    return value is not None and not np.all(array.reshape(-1) == plain)
 
 
 def weight_of(batch: Mapping[str, Any], side: str) -> int:

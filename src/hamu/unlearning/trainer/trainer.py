@@ -103,8 +103,9 @@ class UnlearnTrainer(ResumableTrainer):
     Raises:
         HamuError: if a set is empty or its items are not what a run trains on, the model cannot
             train, labels are of tokens and it is no causal language model (seen at the first
-            batch), a function is given that would never be called, an optimizer that leaves out
-            what is trained, or the constraint cannot be met at the first step.
+            batch), an encoder would be lost, or weights are trained in half precision by an
+            optimizer not made for it, a function is given that would never be called, an optimizer
+            that leaves out what is trained, or the constraint cannot be met at the first step.
     """
 
     def __init__(
@@ -120,7 +121,9 @@ class UnlearnTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> None:
         _check_arguments(args, kwargs, forget_dataset)
-        _check_model(model, args, has_optimizer=bool(kwargs.get("optimizers", (None,))[0]))
+        own = kwargs.get("optimizers", (None,))[0] or kwargs.get("optimizer_cls_and_kwargs")
+        is_made = type(self).create_optimizer is not ResumableTrainer.create_optimizer
+        _check_model(model, args, has_optimizer=bool(own) or is_made)
         if type(self).compute_loss is not Trainer.compute_loss:
             raise HamuError("compute_loss is never called; make the loss an objective of its own")
         args = copy.copy(args)  # defaults that depend on the data are settled in it
@@ -594,10 +597,11 @@ def _check_model(model: nn.Module, args: UnlearnConfig, *, has_optimizer: bool) 
     refuse_encoder(config, getattr(config, "name_or_path", "") or type(model).__name__)
     for name, parameter in model.named_parameters():
         is_rounded = parameter.requires_grad and parameter.dtype.itemsize < 4
-        if is_rounded and not (args.correct_steps or has_optimizer):
+        is_kept = args.correct_steps or args.optim == "adamw_anyprecision" or has_optimizer
+        if is_rounded and not is_kept:
             raise HamuError(
                 f"{name} is trained in {parameter.dtype}, which loses small steps; load the model "
-                f"with dtype=torch.float32 and use bf16=True, or train an adapter in float32"
+                f"with dtype=torch.float32 and use bf16=True, or train an adapter, all in float32"
             )
 
 
