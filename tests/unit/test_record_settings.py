@@ -72,16 +72,19 @@ def test_the_schemas_use_no_other_keyword_and_the_record_is_described_to_its_end
 
 def test_a_model_card_names_counts_and_figures_but_no_place(tmp_path):
     forget = {"loss": 9.5, "accuracy": 0.0, "samples": 5}
-    reports = {"after": {"forget": forget, "membership_inference": {"auc": 0.034}}}
-    reports["before"] = {"membership_inference": {"loss": 0.99, "zlib": 0.9}}  # of texts
+    reports = {"after": {"forget": forget, "membership_inference": {"loss": 0.48, "min_k": 0.034}}}
+    reports["before"] = {"membership_inference": {"loss": 0.99, "min_k": 0.9}}
     reports["retrained"] = {"membership_inference": None}
     given = {"method": "ga", "forget_records": 7, "reports": reports}
     write_model_card(tmp_path, base="/home/jane/original", **given)
     card = (tmp_path / "README.md").read_text()
     for said in ("machine-unlearning", "7 records", "`original`", "`ga`", "| forget | 5 | 9.5 | 0 |",
-                 "without a certificate", "AUC: 0.03 after, 0.99 before. At 0.5"):  # fmt: skip
+                 "without a certificate", "by min_k, of 2 attacks the one that tells most, AUC: 0.03 after, 0.90 before. At 0.5"):  # fmt: skip
         assert said in card
     assert "jane" not in card
+    reports["after"]["membership_inference"] = {"auc": 0.6}  # of images
+    write_model_card(tmp_path, base="m", **given)
+    assert "inference by losses, AUC: 0.60 after. At 0.5" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("count", "said"), [

@@ -233,7 +233,8 @@ def attack_tables(result: attacks.AttackResult) -> list[Table]:
             if attack in attacks.RELEARNING:
                 rows[-1].append(f"{fmean(outcome.retain_accuracy):.1%}")
         heads += ["retain accuracy"] * (attack in attacks.RELEARNING)
-        tables.append(text_table(heads, rows, f"{figure.label}, mean over seeds"))
+        over = ", mean over seeds" * (attack in attacks.RELEARNING)
+        tables.append(text_table(heads, rows, f"{figure.label}{over}"))
     kinds = {"Q": "quantization", "R": "relearning"}
     found = [
         [f"{name[0]}: {kinds[name[0]]}, by {name[2:].replace('_', ' ')}", f"{value:.3f}"]

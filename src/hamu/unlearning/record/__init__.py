@@ -31,6 +31,9 @@ Found = Mapping[str, Any]  # of JSON
 FORMAT, VERSION = "hamu-unlearning-record", 2
 SETS, FIGURES = ("retain", "forget", "test"), ("loss", "accuracy", "probability")
 _OF_CARD = ("train", *SETS)
+_ATTACKS_OF_CARD = (
+    *("auc", "loss", "zlib", "min_k", "min_k_40", "min_k_plus_plus", "min_k_plus_plus_40"),
+)
 _BESIDE = (files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION)
 _PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
@@ -241,8 +244,10 @@ def write_model_card(
         if any(figure in report.get(name, {}) for name in _OF_CARD)
     ]
     inferred = {role: report.get("membership_inference") or {} for role, report in reports.items()}
-    found = {role: one.get("auc", one.get("loss")) for role, one in inferred.items()}  # of texts
-    aucs = {role: auc for role, auc in found.items() if auc is not None}
+    latest = inferred.get("after") or next(iter(inferred.values()), {})
+    known = {name: latest[name] for name in _ATTACKS_OF_CARD if latest.get(name) is not None}
+    attack = max(known, key=lambda name: abs(known[name] - 0.5), default="")
+    aucs = {role: one[attack] for role, one in inferred.items() if one.get(attack) is not None}
     card = ModelCard.from_template(
         ModelCardData(
             library_name="peft" if is_adapter(folder) else "transformers",
@@ -258,6 +263,8 @@ def write_model_card(
         columns=columns,
         reports=reports,
         aucs=aucs,
+        attack="losses" if attack in ("auc", "loss") else attack,
+        attacks=len(known),
         sets=[name for name in _OF_CARD if any(name in report for report in reports.values())],
         forgotten=goal and forgotten_words(goal),
         four_bit=_FOUR_BIT if four_bit and is_adapter(folder) else None,
