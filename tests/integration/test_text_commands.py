@@ -276,3 +276,30 @@ def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(
     assert run(f"train {TEXTS} --model tiny-llama --output_dir {tmp_path}/full") == 2
     assert "has room for 0 GB" in capsys.readouterr().err
     assert not (tmp_path / "full").exists()
+
+
+def test_a_model_that_was_unlearned_before_is_named_as_such(adapter, capsys):
+    """What it forgot is learned again, unless it is in the forget set again."""
+    again = "was unlearned before: give what it forgot in the forget set again"
+    for model, is_so in ((f"{adapter}/model", True), (f"{adapter}/merged", True), (TRAINED, False)):
+        options = f"{FORGET} --model {model} {STRONG} {FEW} --overwrite"
+        assert run(f"unlearn {options} --output_dir again") == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert (f"{model} {again}" in out) == is_so
+        assert "records of a filter" in out
+
+
+def test_answers_before_the_last_message_are_counted_where_they_count_for_nothing(capsys):
+    turn = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Someone."}]
+    write_rows("talks.jsonl", [{"messages": turn * (1 + n % 2)} for n in range(8)])
+    model = load_language_model(TRAINED)
+    tokenizer = new_tokenizer(["Who? Someone."], 300)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    model.save_pretrained("talking")
+    tokenizer.save_pretrained("talking")
+    job = f"--data talks.jsonl --forget_rows 0,1 --model talking {FEW} --max_steps 1"
+    for loss_on, is_said in (("answer", True), ("all", False)):
+        options = f"{job} --loss_on {loss_on} --output_dir talk-{loss_on}"
+        assert run(f"unlearn {options} --learning_rate 1e-3 {EASY}") == 0
+        said = "conversations of talks.jsonl answer before their last message, which alone counts"
+        assert (said in " ".join(capsys.readouterr().out.split())) == is_said

@@ -207,6 +207,7 @@ class Task(ABC):
             if not rows:
                 raise HamuError(f"the forget set is empty: no record has {data.forget_filter}")
             problem = forget_sets.forget_rows(*sets, rows)
+            problem = replace(problem, forget_name=f"{len(rows)} records of a filter")
         copies, nouns = 0 if way == "forget_data" else problem.copies(), self.noun
         of_all = f"of {len(problem.forget)} {nouns} to forget"
         unseen = problem.without_known_tests()
@@ -540,6 +541,14 @@ class TextTask(Task):
         if tokens.truncated:
             cut = f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source}"
             self.tell(f"{cut} are cut to {longest} tokens; --max_length sets it")
+        earlier = [
+            any(message.get("role") == "assistant" for message in record.messages[:-1])
+            for record in data.records
+        ]
+        if any(earlier) and self.data.loss_on != "all":
+            some = f"{sum(earlier)} of {len(earlier)} conversations of {data.source}"
+            way = "make each answer a record of its own, or give --loss_on all"
+            self.tell(f"{some} answer before their last message, which alone counts; {way}")
         return tokens
 
     def fitted_problem(self, model: Any, problem: Problem) -> Problem:

@@ -198,6 +198,11 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         task.tell(f"without effect {where}: {', '.join(unused)}")
     folder, problem = task.start()
     task.settle_adapter()
+    if (Path(str(run.model)).parent / RECORD).is_file():
+        task.tell(
+            f"{run.model} was unlearned before: give what it forgot in the forget set again; left "
+            f"in --data it is learned again, and left out of both it may come back"
+        )
     with folder:
         reference = None
         if run.retain_model is not None:
