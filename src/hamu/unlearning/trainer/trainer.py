@@ -121,11 +121,7 @@ class UnlearnTrainer(ResumableTrainer):
         **kwargs: Any,
     ) -> None:
         _check_arguments(args, kwargs, forget_dataset)
-        own = kwargs.get("optimizers", (None,))[0] or kwargs.get("optimizer_cls_and_kwargs")
-        is_made = type(self).create_optimizer is not ResumableTrainer.create_optimizer
-        _check_model(model, args, has_optimizer=bool(own) or is_made)
-        if type(self).compute_loss is not Trainer.compute_loss:
-            raise HamuError("compute_loss is never called; make the loss an objective of its own")
+        _check_model(model, args, kwargs, type(self))
         args = copy.copy(args)  # defaults that depend on the data are settled in it
         args.train_sampling_strategy = "sequential"  # the paired data set does the shuffling
         method = args.build_method()
@@ -591,8 +587,14 @@ def _batchnorms(model: nn.Module, args: UnlearnConfig) -> list[nn.Module]:
     return found
 
 
-def _check_model(model: nn.Module, args: UnlearnConfig, *, has_optimizer: bool) -> None:
-    """Check that a model is no encoder's, and that steps are not lost in its precision."""
+def _check_model(
+    model: nn.Module, args: UnlearnConfig, given: Mapping[str, Any], kind: type[UnlearnTrainer]
+) -> None:
+    """Name what would be lost without a word: an encoder, small steps, a loss of one's own."""
+    if kind.compute_loss is not Trainer.compute_loss:
+        raise HamuError("compute_loss is never called; make the loss an objective of its own")
+    own = given.get("optimizers", (None,))[0] or given.get("optimizer_cls_and_kwargs")
+    has_optimizer = own or kind.create_optimizer is not ResumableTrainer.create_optimizer
     config = getattr(model, "config", None)
     refuse_encoder(config, getattr(config, "name_or_path", "") or type(model).__name__)
     for name, parameter in model.named_parameters():
