@@ -279,7 +279,7 @@ def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(
 
 
 def test_a_model_that_was_unlearned_before_is_named_as_such(adapter, capsys):
-    """What it forgot is learned again, unless it is in the forget set again."""
+    """Else the records that it forgot are learned again without a word."""
     again = "was unlearned before: give what it forgot in the forget set again"
     for model, is_so in ((f"{adapter}/model", True), (f"{adapter}/merged", True), (TRAINED, False)):
         options = f"{FORGET} --model {model} {STRONG} {FEW} --overwrite"
