@@ -469,11 +469,12 @@ def test_launches_grow_with_tensors_never_with_elements(device, dtype, size):
     ({"stopping": "aggregate"}, 1),
     ({"forget_objective": "bounded", "target_forget_loss": 5.0}, 1),
     ({"max_retain_loss": 100.0}, 2),  # judged before the step
+    ({"logging_steps": 1}, 1),  # as by default
 ])  # fmt: skip
 def test_a_step_of_the_trainer_keeps_the_host_waiting_as_often_as_its_combine(
     tmp_path, monkeypatch, settings, waits
 ):
-    """Between two logs; a read that is not the combine's keeps a GPU waiting at every step."""
+    """A read that is not the combine's keeps a GPU waiting at every step."""
     data = {"retain_dataset": images(120), "forget_dataset": images(60, 1)}
     quiet = {"logging_steps": 1000, "eval_strategy": "no", "eval_on_start": False}
     reads = []

@@ -367,12 +367,15 @@ class ResumableTrainer(Trainer):
         if is_early or self.was_interrupted:
             return
         is_saved = control.should_save
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._log_save_evaluate(*args, **kwargs)
         if self._interrupted_anywhere():
             self.interrupted_by = self.interrupted_by or "another process"
             if not is_saved:
                 self._save_checkpoint(self.model, None)
             self.control.should_training_stop = self.was_interrupted = True
+
+    def _log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _interrupted_anywhere(self) -> bool:
         """True if any process was interrupted, so that all stop after the same step."""

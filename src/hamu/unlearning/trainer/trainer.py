@@ -434,19 +434,27 @@ class UnlearnTrainer(ResumableTrainer):
 
     # Figures.
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Put the step's own figures in place of the summed loss."""
-        with self.watch.schedule.logged():
-            if "loss" in logs and self._losses:
-                del logs["loss"]
-                logs.update(self.watch.step_figures() | self._population_figures())
+    def _log_save_evaluate(
+        self, tr_loss: Tensor, grad_norm: Tensor, *args: Any, learning_rate: float
+    ) -> None:
+        """Log what the host knows: a read of the summed loss would wait for the device."""
+        if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+            self._globalstep_last_logged = self.state.global_step
+            with self.watch.schedule.logged():
+                logs = {"grad_norm": float(grad_norm), "learning_rate": learning_rate}
+                logs |= self.watch.step_figures() | self._population_figures()
                 logs["taken"] = float(self.watch.is_taken)
                 logs["stopped"] = float(self.stop != ALL_DONE)
                 if self.controller is not None:
                     logs |= self.controller.figures()
-            for name in ("train_loss", "total_flos"):  # a sum of both losses, and not counted
-                logs.pop(name, None)
-            super().log(logs, start_time)
+                self.log(logs)
+        super()._log_save_evaluate(tr_loss, grad_norm, *args, learning_rate=learning_rate)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log figures, but for a sum of both losses; of the steps the history keeps the latest."""
+        for name in ("train_loss", "total_flos"):  # a sum, and not counted
+            logs.pop(name, None)
+        super().log(logs, start_time)
         steps = [number for number, entry in enumerate(self.state.log_history) if "taken" in entry]
         for number in reversed(steps[:-_REMEMBERED]):
             del self.state.log_history[number]
