@@ -470,17 +470,18 @@ def test_launches_grow_with_tensors_never_with_elements(device, dtype, size):
     ({"forget_objective": "bounded", "target_forget_loss": 5.0}, 1),
     ({"max_retain_loss": 100.0}, 2),  # judged before the step
     ({"logging_steps": 1}, 1),  # as by default
+    ({"optim": "adamw_torch", "check_steps": 1}, 3),  # of which the guard one, the check one
 ])  # fmt: skip
 def test_a_step_of_the_trainer_keeps_the_host_waiting_as_often_as_its_combine(
     tmp_path, monkeypatch, settings, waits
 ):
     """A read that is not the combine's keeps a GPU waiting at every step."""
     data = {"retain_dataset": images(120), "forget_dataset": images(60, 1)}
-    quiet = {"logging_steps": 1000, "eval_strategy": "no", "eval_on_start": False}
+    quiet = {"optim": "sgd", "logging_steps": 1000, "eval_strategy": "no", "eval_on_start": False}
     reads = []
     for steps in (4, 8):
         with counting() as count:
             run(tmp_path / str(steps), classifier(), data, monkeypatch, f"{NAME}:0",
-                optim="sgd", **quiet | settings | {"max_steps": steps})  # fmt: skip
+                **quiet | settings | {"max_steps": steps})  # fmt: skip
         reads.append(len(count.reads))
     assert reads[1] - reads[0] == 4 * waits

@@ -10,9 +10,11 @@ with + for HAMU-Q (g_c = g_f) and - for HAMU-U (g_c = g_r). It costs a copy of t
 parameters, until the next step or `release`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -145,13 +147,12 @@ class StepGuard:
             demand = at_most * self._rates
             scale = step.clip[SIDES.index(side)] * (1.0 if side == "forget" else -1.0)
             if self._corrects:
-                corrected = self._correct(side, demand, scale)
-        along = {one: self._along(one) for one in self.keep if one in step.kept}
+                corrected, (along, lengths) = self._correct(side, demand, scale)
+        if corrected is None:
+            along, lengths = self._measure()
         if side in along and step.decision == "step":
             gain = scale * along[side]
         retain, forget = (along[one].sum() if one in along else None for one in SIDES)
-        moved = zip(self._pair.parameters, self._before, strict=True)
-        lengths = self._by_block([_moved(p, b) for p, b in moved]).sqrt()
         self.taken = StepTaken(retain, forget, gain, demand, corrected, lengths)
         return self.taken
 
@@ -165,33 +166,37 @@ class StepGuard:
         """Restore the weights of before the step; the optimizer's state stays."""
         torch._foreach_copy_(list[Tensor](self._pair.parameters), self._before)
 
-    def _along(self, side: str) -> Tensor:
-        """g_i·Δw_i of a side by block, [L] on the host, before clipping."""
-        moved = zip(self._pair.parameters, self._before, self._step.kept[side], strict=True)
-        along = [None if g is None else _moved(p, b, g) for p, b, g in moved]
-        return self._by_block(along) * self._step.unscale
+    def _measure(self) -> tuple[dict[str, Tensor], Tensor]:
+        """g_i·Δw_i of each kept side before clipping, and ‖Δw_i‖, by block, [L] on the host."""
+        kept = {one: self._step.kept[one] for one in self.keep if one in self._step.kept}
+        grads: Iterable[Any] = zip(*kept.values(), strict=True) if kept else repeat(())
+        moved = map(_moved, self._pair.parameters, self._before, grads)
+        device = self._pair.parameters[0].device
+        sums = torch.stack([one.to(device) for one in moved])
+        values = self._pair.layout.agree(sums).cpu()  # of all sides in one read
+        by_block = self._zeros.new_zeros(len(self._zeros), values.shape[1])
+        squares, *along = by_block.index_add(0, self._blocks, values).unbind(1)
+        unscaled = (one * self._step.unscale for one in along)
+        return dict(zip(kept, unscaled, strict=True)), squares.sqrt()
 
-    def _by_block(self, sums: list[Tensor | None]) -> Tensor:
-        """Sums over the tensors of each block, [L] on the host; None counts as 0."""
-        zero = torch.zeros((), dtype=torch.float64, device=self._pair.parameters[0].device)
-        there = [zero if one is None else one.to(zero.device) for one in sums]
-        values = self._pair.layout.agree(torch.stack(there)).cpu()
-        return self._zeros.index_add(0, self._blocks, values)
-
-    def _correct(self, side: Side, demand: Tensor, scale: Tensor) -> Tensor:
+    def _correct(
+        self, side: Side, demand: Tensor, scale: Tensor
+    ) -> tuple[Tensor, tuple[dict[str, Tensor], Tensor]]:
         """Add to each block what it lacks; repeated, as rounding swallows small changes.
 
-        `scale` is that of the gain over the kept gradient's own.
+        `scale` is that of the gain over the kept gradient's own. Returns the blocks that were
+        corrected, and the last measurement.
         """
         pair, grads = self._pair, self._step.kept[side]
         squares = getattr(self._step.gram, f"{side}_sq")
         slack = 1e-5 if all(p.dtype == torch.float64 for p in pair.parameters) else 2e-4
         corrected = self._zeros.bool()
         push = 1.0  # grows, for corrections below half of the weights' last digit
-        for _ in range(_ROUNDS):
-            gain = scale * self._along(side)
+        for round_ in range(_ROUNDS + 1):
+            found = self._measure()
+            gain = scale * found[0][side]
             short = (demand - gain) * (gain < demand * (1 - slack))
-            if not (short > 0).any():
+            if round_ == _ROUNDS or not (short > 0).any():
                 break
             corrected |= short > 0
             factors = push * short / squares.clamp(min=1e-300) * scale * self._step.unscale
@@ -199,7 +204,7 @@ class StepGuard:
                 if g is not None and short[block] > 0:
                     p.add_(g.to(p.dtype), alpha=factors[block].item())
             push *= 2.0
-        return corrected
+        return corrected, found
 
 
 def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> None:
@@ -210,12 +215,17 @@ def check_steps_all(optimizer: torch.optim.Optimizer, pair: PairedGradients) -> 
         )
 
 
-def _moved(p: Tensor, before: Tensor, grad: Tensor | None = None) -> Tensor:
-    """(p - before)·grad, 0-dim float64, in pieces; ‖p - before‖² without a gradient."""
-    total = torch.zeros((), dtype=torch.float64, device=p.device)
+def _moved(p: Tensor, before: Tensor, grads: Sequence[Tensor | None]) -> Tensor:
+    """‖Δw‖² of Δw = p - before, then g·Δw of each gradient: [1 + gradients] float64, in pieces."""
+    totals = torch.zeros(1 + len(grads), dtype=torch.float64, device=p.device)
     most = WIDENED if p.device.type == "cpu" else _WIDENED_ON_GPU
-    flat = (torch.split(t.reshape(-1), most) for t in (p, before, p if grad is None else grad))
-    for now, then, along in zip(*flat, strict=True):
-        moved = now.double() - then.double()
-        total += moved.dot(moved if grad is None else along.double())
-    return total
+    now, then = p.reshape(-1), before.reshape(-1)
+    along = [None if g is None else g.reshape(-1) for g in grads]
+    for start in range(0, p.numel(), most):
+        part = slice(start, start + most)
+        moved = now[part].double() - then[part].double()
+        totals[0] += moved.dot(moved)
+        for number, grad in enumerate(along, 1):
+            if grad is not None:
+                totals[number] += moved.dot(grad[part].double())
+    return totals
