@@ -229,7 +229,7 @@ class PartedGram(NamedTuple):
     def noise_scale(self, side: str, measured: int) -> float | None:
         """Records in a batch whose gradient has as much noise as mean, tr Σ/‖E g‖², if known.
 
-        McCandlish et al. (2018), Eq. 2.8, from the parts of `measured` records.
+        McCandlish et al. (2018), Eq. 2.9, from the parts of `measured` records.
         """
         gram, is_retain = self.gram(), side == "retain"
         if len(self.retain_shares if is_retain else self.forget_shares) < 2:
