@@ -53,7 +53,7 @@ class PairStep:
         weights: the method's weights for the clipped gradients, [L], with its constraint's status.
         clip: 0-dim clipping factors of the retain and the forget gradient.
         decision: "step" if `.grad` holds g*; "skip" or "stop" if `.grad` is None, so that no
-            optimizer moves.
+            optimizer moves, or with a `GradScaler` NaN, which its `step` leaves out.
         reason: for a skip or a stop, as a sentence; else empty.
         kept: by side, the gradients that `combine` kept, as collected: scaled by a `GradScaler`,
             not clipped.
