@@ -44,9 +44,10 @@ class Compared:
 def compare(*, console: Console | None = None, **options: Any) -> Compared:
     """Unlearn by several methods, constraints, learning rates and seeds, and compare the results.
 
-    Takes the options of unlearn, but for --method, a goal, --dry_run and --resume. Each run has a
-    process of its own. The same command again goes on where it was. With `at` they are compared
-    where they have forgotten, or paid, equally; with `trials` each method is tuned alike before.
+    Takes the options of unlearn, but for --method, --auto and what belongs to it, --lasting,
+    --dry_run and --resume. Each run has a process of its own. The same command again goes on where
+    it was. With `at` they are compared where they have forgotten, or paid, equally; with `trials`
+    each method is tuned alike before.
     """
     environment = dict(os.environ)  # of the runs; reading settings changes it
     settings = settings_of("compare", options)

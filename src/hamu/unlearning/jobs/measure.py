@@ -74,7 +74,8 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
     """Say before a run how hard it is, what it will cost, and whether to start.
 
     The verdict is the exit code: 0, 3 (it costs) or 4 (next to nothing is free, or no step is
-    possible). Takes the options of unlearn, but for a goal, --dry_run and --resume.
+    possible). Takes the options of unlearn, but for --auto and what belongs to it, --lasting,
+    --dry_run and --resume.
     """
     settings = settings_of("assess", options)
     asked, args = settings.of(AssessOptions), settings.of(UnlearnConfig)
