@@ -9,6 +9,7 @@ import torch
 from transformers.training_args import ParallelMode
 
 from hamu import HamuError, UnlearnConfig
+from hamu.unlearning.jobs.options import BY_HAND
 from hamu.unlearning.trainer import TrainConfig
 
 GOAL = {"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0}
@@ -178,3 +179,8 @@ def test_the_best_model_is_by_what_unlearning_wants_of_a_metric():
     for metric in ("eval_retain_loss", "test_loss", "forget_accuracy", *higher):
         settings = UnlearnConfig(output_dir="unused", metric_for_best_model=metric)
         assert settings.greater_is_better is (metric in higher)
+
+
+def test_the_help_of_auto_names_all_options_that_choose_a_run_by_hand():
+    said = UnlearnConfig.__dataclass_fields__["auto"].metadata["help"]
+    assert {*re.findall(r"--(\w+)", said)} == BY_HAND

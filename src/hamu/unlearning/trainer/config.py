@@ -270,7 +270,8 @@ class UnlearnConfig(TrainConfig):
     auto: bool = _option(
         False,
         "By goal: demand, learning rate and length follow from measurements. hamu unlearn does so "
-        "unless --method, --learning_rate or --constraint is given.",
+        "unless --method, --learning_rate, --constraint, --constraint_mode, --forget_objective or "
+        "--stopping is given.",
     )
     goal: str | None = _option(
         None,
@@ -286,7 +287,7 @@ class UnlearnConfig(TrainConfig):
     lasting: bool = _option(
         False,
         "Take the forget gradient where fine-tuning would lead, so that it brings nothing back: "
-        "twice the time a step, more steps, four copies of what is trained.",
+        "half as much time again a step, more steps, four copies of what is trained.",
     )
     lookahead_steps: int = _option(40, "With --lasting: steps of fine-tuning looked ahead.")
     lookahead_rate: float | None = _option(None, "Rate of these steps; 1e-3, for texts 3e-4.")
