@@ -171,6 +171,7 @@ def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, ro
     trainer = by_goal(trainer_of, model, rows, target_forget_loss=1e-9)
     assert trainer.steps_taken == 0
     assert trainer.stop_reason.startswith("the goal is reached at the start: 12 of 12 records")
+    assert trainer.stop_reason.endswith("; a higher --target_forget_loss asks for more")
     assert all(value.equal(before[name]) for name, value in model.cpu().state_dict().items())
 
 

@@ -132,7 +132,8 @@ class Controller(TrainerCallback):
         if self._is_there(now):
             self.reached = True
             words = f"the goal is reached at the start: {self._words()}"
-            self._finish("goal", f"{words}; --goal loss --target_forget_loss asks for more")
+            more = "a higher" if self._goal.kind == "loss" else "--goal loss"
+            self._finish("goal", f"{words}; {more} --target_forget_loss asks for more")
 
     def _goal_is_finite(self, now: Standing) -> bool:
         """True if no unseen loss is NaN, and none that is infinite is a target."""
