@@ -142,6 +142,11 @@ def test_at_a_level_rows_are_ranked_by_the_gain_there_and_only_the_best_settings
                  "never there: ft, kl"):  # fmt: skip
         assert said in page
     assert len(found.summary()["runs"]) == 5, "comparison.json has all of them"
+    both = {"forget_gain": 3.0, "retain_gain": 1.0}
+    hidden = replace(found, found=(*rows, worse | both))
+    assert [one["pareto"] for one in hidden.rows[:2]] == [False, False]
+    starred = [[one["pareto"] for one in shown.shown] for shown in (found, hidden)]
+    assert starred == [[True, True]] * 2, "a star is of the rows shown"
     nothing = "the forget loss was 7 or more before the runs, so this level compares nothing; give"
     assert nothing not in page
     assert nothing in markdown_page(replace(found, start={"forget_loss": 7.5}))

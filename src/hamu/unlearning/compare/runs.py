@@ -149,19 +149,24 @@ class Comparison:
     @cached_property
     def rows(self) -> list[Row]:
         """All rows by joint gain, with `pareto` for those that no other beats; then the failed."""
-        failed = [row for row in self.found if row["failed"]]
-        return [*self._ranked(row for row in self.found if not row["failed"]), *failed]
+        return self._in_order(self.found)
+
+    @cached_property
+    def shown(self) -> list[Row]:
+        """The rows for people, `pareto` among them: of the best settings, if some are; else all."""
+        return self._in_order(r for r in self.found if not self.best or r["setting"] in self.best)
+
+    def _in_order(self, rows: Iterable[Row]) -> list[Row]:
+        ended: dict[bool, list[Row]] = {False: [], True: []}
+        for row in rows:
+            ended[bool(row["failed"])].append(row)
+        return [*self._ranked(ended[False]), *ended[True]]
 
     def _ranked(self, rows: Iterable[Row]) -> list[Row]:
         by = "joint_gain" if self.level is None else "at_gain"
         rows = sorted(rows, key=lambda row: -_value(row[by], -math.inf))
         best = pareto.pareto_optimal([_gains(row) for row in rows])
         return [{**row, "pareto": is_best} for row, is_best in zip(rows, best, strict=True)]
-
-    @property
-    def shown(self) -> list[Row]:
-        """The rows for people: of the best settings, if some are; else all."""
-        return [row for row in self.rows if not self.best or row["setting"] in self.best]
 
     @property
     def level_gain(self) -> tuple[str, float] | None:
