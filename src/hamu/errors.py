@@ -54,6 +54,13 @@ def one_line(text: str) -> str:
     )
 
 
+def percent(share: float) -> str:
+    """A measured share, which is 0% or 100% only if it is exactly that."""
+    if share in (0.0, 1.0) or 0.005 < share < 0.995:
+        return f"{share:.0%}"
+    return f"{min(0.999, max(0.001, share)):.1%}"
+
+
 class Interrupted(BaseException):  # no Exception: only the command line catches it
     """A signal, by its number, ended a command."""
 

@@ -9,6 +9,7 @@ import torch
 from hamu import HamuError
 from hamu.core.objectives import log_odds, loss_at
 from hamu.data import ImageData, TextRecord, TextRecords
+from hamu.errors import percent
 from hamu.evaluation import Predictions, TokenPredictions
 from hamu.unlearning.goals import (
     Goal,
@@ -20,7 +21,6 @@ from hamu.unlearning.goals import (
     goal_lines,
     goal_report,
     has_share,
-    percent,
 )
 from hamu.unlearning.record import goal_figures
 

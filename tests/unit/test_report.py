@@ -142,6 +142,12 @@ def test_a_run_under_way_has_a_report(tmp_path):
     assert "the model after is not there" in words
 
 
+def test_the_end_of_a_run_is_its_records_where_its_last_steps_were_not_logged(tmp_path):
+    run = read_run(write_run(tmp_path / "run"))
+    assert "It ended at step 20 " in words_of(run)
+    assert replace(run, record={"steps": {"ended_at": 26}}).last_step == 26
+
+
 BY_LOSSES = f"By its losses it forgot, {BETTER}; whether it lasts"
 ALL, MOST = goal(0, 20), goal(0, 19)
 LIMITED = goal(0, 19, budget=0.02, reached=False)

@@ -18,11 +18,10 @@ from transformers import TrainingArguments
 from hamu import files
 from hamu.assess import REGIMES, Assessment, plain_answer
 from hamu.cli import demo
-from hamu.errors import HamuError
+from hamu.errors import HamuError, percent
 from hamu.evaluation.attacks import sentence
 from hamu.report import tables
 from hamu.unlearning import jobs
-from hamu.unlearning.goals import percent
 from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN, TYPES
 from hamu.unlearning.jobs.settings import Parser, parser_of
 from hamu.unlearning.record.verify import TOLERANCE

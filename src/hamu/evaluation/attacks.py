@@ -18,7 +18,7 @@ from hamu.core.forward import predict_logits, seeded
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import TextData, collate, encode
 from hamu.data.forget_sets import subset
-from hamu.errors import HamuError
+from hamu.errors import HamuError, percent
 from hamu.evaluation.answers import generate_answers, rouge_l, words_of
 from hamu.evaluation.memorization import exact_memorization, extraction_strength
 from hamu.evaluation.predictions import predict, predict_tokens
@@ -212,7 +212,7 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
         return None, f"{rise}; a share needs {_LEAST_RISE}", 0
     if not is_text and retrained is None and forgotten < _MARGIN:
-        still = f"the model recognises {start:.0%} of the records before the attack"
+        still = f"the model recognises {percent(start)} of the records before the attack"
         return None, f"{still}, as one that never saw them may; give --retain_model", 0
 
     def excess(steps: int, role: str = UNLEARNED) -> float:
@@ -232,8 +232,8 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         judged = [steps for steps in judged if excess(steps, ORIGINAL) > most]
         if max(judged, default=0) < _AT_LEAST:
             left = by_model[ORIGINAL].mean("recognised", _AT_LEAST)
-            gone = f"the same steps take them from the original too, {known:.0%} to {left:.0%}"
-            return None, f"{gone} in {_AT_LEAST}", 0
+            gone = f"from {percent(known)} to {percent(left)} in {_AT_LEAST}"
+            return None, f"the same steps take them from the original too, {gone}", 0
     return True, "", max(judged, key=excess)
 
 
@@ -244,7 +244,7 @@ def sentence(result: AttackResult) -> str:
         return f"Whether it lasts is open: {reason}."
 
     def given_back(role: str) -> str:
-        return f"{min(max(0.0, _given_back(result, role, steps)), 1.0):.0%}"
+        return percent(min(max(0.0, _given_back(result, role, steps)), 1.0))
 
     by_model, back, theirs = result.outcomes[RELEARN_RETAIN], given_back(UNLEARNED), ""
     if RETRAINED in by_model:
@@ -253,11 +253,12 @@ def sentence(result: AttackResult) -> str:
     what = f"give back {back} {risen}, beyond what they give the original"
     if result.kind == "image":
         start = by_model[UNLEARNED].mean("recognised", 0)
-        what = f"bring the share of forgotten records that it recognises from {start:.0%} to {back}"
+        what = "bring the share of forgotten records that it recognises"
+        what += f" from {percent(start)} to {back}"
         if ORIGINAL in by_model and not theirs:
             forgotten = by_model[ORIGINAL].mean("recognised", 0) - start
             share = max(0.0, _given_back(result, UNLEARNED, steps) - start) / forgotten
-            theirs = f", {share:.0%} of the {forgotten:.0%} forgotten"
+            theirs = f", {percent(share)} of the {percent(forgotten)} forgotten"
     head = "It lasts" if verdict else "It does not last"
     return f"{head}: {steps} steps of fine-tuning on the retain data {what}{theirs}."
 

@@ -141,9 +141,10 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The last logged or evaluated step."""
+        """The last step known."""
         known = [*self.steps.get("step", ()), *(entry["step"] for entry in self.entries)]
-        return int(max(known, default=0))
+        ended = (self.record or {}).get("steps", {}).get("ended_at", 0)  # not all are logged
+        return int(max([*known, ended]))
 
     @property
     def earlier_state(self) -> str:

@@ -391,13 +391,6 @@ def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
     )
 
 
-def percent(share: float) -> str:
-    """A measured share, which is 0% or 100% only if it is exactly that."""
-    if share in (0.0, 1.0) or 0.005 < share < 0.995:
-        return f"{share:.0%}"
-    return f"{min(0.999, max(0.001, share)):.1%}"
-
-
 def share_in_words(share: float) -> str:
     """A share as it was given: "95%", or "99.9%"."""
     return f"{100 * share:.6g}%"

@@ -22,9 +22,8 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 from hamu.core.distributed import is_main
-from hamu.errors import HamuError
+from hamu.errors import HamuError, percent
 from hamu.files import LAYERS, STEPS, plain, sync
-from hamu.unlearning.goals import percent
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.config import TRACKERS, own_options
 

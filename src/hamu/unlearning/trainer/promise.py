@@ -21,7 +21,7 @@ from hamu.core.forward import buffers_kept, rounds_to_tf32, without_autocast, wi
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
 from hamu.core.pair import PairedGradients, PairStep
-from hamu.unlearning.goals import percent
+from hamu.errors import percent
 from hamu.unlearning.trainer.config import UnlearnConfig
 
 KEPT = 0.95  # of the demand
