@@ -387,6 +387,15 @@ def test_a_state_is_the_last_only_if_the_loss_of_all_retain_records_is_within_th
     assert (work.run().weights, work.controller.reached) == (1, False)
 
 
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_the_cost_of_a_missed_goal_is_that_of_all_retain_records(gives_up):
+    work = Work((5, START + 0.06), *[(4, START + 0.06)] * (30 if gives_up else 1))
+    work.state.max_steps, work.rises = (1000 if gives_up else 2), [0.15]
+    [end] = work.run().ends
+    assert "5 of 10 records are forgotten" in end.text
+    assert "retain loss +0.1500 of +0.1 allowed" in end.text, "though some records rise by 0.06"
+
+
 def test_what_is_measured_is_the_mean_of_the_weights_since_the_last_measurement():
     for rehearsals, weights in ((None, 5.0), ([], 6.0)):
         work = Work((1, START + 0.06), (1, START + 0.06), rehearsals=rehearsals).start()

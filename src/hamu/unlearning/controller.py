@@ -355,7 +355,16 @@ class Controller(TrainerCallback):
         if self._work.lookahead is not None:
             self._work.lookahead.restart()
 
+    def _settle(self) -> None:
+        """Go back to the kept state, and take its cost by all retain records, not by some."""
+        self._go_back()
+        rise = self._work.retain_rise()
+        if rise is not None:
+            self._beyond += rise - self._best_cost
+            self._best_cost = rise
+
     def _give_up(self) -> None:
+        self._settle()
         many = f"{self._patience} measurements in a row"
         has_share = self._best_count / self._records >= self._goal.share
         lasts = self._work.lookahead is not None and has_share  # and what is kept is the latest
@@ -371,6 +380,7 @@ class Controller(TrainerCallback):
 
     def _end(self, all_done: bool) -> None:
         """Finish with the last step, or where the trainer or another callback ended the run."""
+        self._settle()
         stop = self._work.trainer.stop
         if stop == ALL_DONE and not all_done:
             stop = BY_A_CALLBACK
