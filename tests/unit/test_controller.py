@@ -257,6 +257,17 @@ def test_where_something_else_ends_the_run_it_names_that(stop, is_called_off, ki
     assert "max_steps" not in end.text
 
 
+@pytest.mark.parametrize(("kind", "compares"), [
+    ("unseen", "the test data have"), ("retrained", "the retain model has"), ("erased", ""),
+])  # fmt: skip
+def test_a_goal_that_is_reached_at_the_start_says_how_little_that_tells(kind, compares):
+    work = Work(goal=Goal(kind, share=0.8))
+    work.found = [standing(9)]
+    [end] = work.start().ends
+    little = f"; before any step that says only that {compares} losses as low; --goal loss"
+    assert (little in end.text) == bool(compares)
+
+
 def test_a_start_must_be_finite_and_names_the_first_rows_that_are_not():
     work = Work()
     work.found = [standing(0, math.nan)]

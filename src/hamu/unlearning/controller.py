@@ -72,6 +72,7 @@ _WORTH_REPAIR = 0.5  # of what the best state misses, at most
 _REHEARSALS = 2  # in a row that a lasting run has to stand
 # Measurements (rehearsals) without a better state or less missing, before a run gives up
 _PATIENCE, _PATIENCE_IF_LASTING = 30, 12
+_AS_LOW = {"unseen": "the test data have", "retrained": "the retain model has"}
 _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
@@ -132,6 +133,8 @@ class Controller(TrainerCallback):
         if self._is_there(now):
             self.reached = True
             words = f"the goal is reached at the start: {self._words()}"
+            if (low := _AS_LOW.get(self._goal.kind)) is not None:
+                words += f"; before any step that says only that {low} losses as low"
             more = "a higher" if self._goal.kind == "loss" else "--goal loss"
             self._finish("goal", f"{words}; {more} --target_forget_loss asks for more")
 
