@@ -81,6 +81,15 @@ def test_the_report_follows_the_attack(cli, finished):
     assert "Not here: attack.json" not in page
 
 
+def test_the_report_leaves_out_an_attack_on_another_model(cli, finished):
+    other = ("--attacks", "relearn-retain", "--model", "original", "--output_dir", "run/attack")
+    code, _, err = attacked(cli, *other, "--overwrite")
+    assert code == 0, err
+    run = read_run(finished / "run")
+    assert run.attack is None
+    assert run.notes == ["attack.json is left out, as it is of another model than that of this run"]
+
+
 def test_evaluate_attacks_too_where_requested(cli, finished):
     assert cli("evaluate", *IMAGES, "--output_dir", "plain")[0] == 0
     assert "attack.json" not in names_in(finished / "plain")

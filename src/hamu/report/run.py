@@ -21,7 +21,7 @@ from hamu.errors import HamuError, first_line
 from hamu.evaluation import Predictions, TokenPredictions, rouge_l
 from hamu.evaluation.gains import Gains, gains_of, trajectory_of
 from hamu.unlearning.record import schema, violations
-from hamu.unlearning.record.inputs import read_inputs
+from hamu.unlearning.record.inputs import digests_in, read_inputs
 
 ROLES = ("before", "after")
 _SHOWN = 12  # images
@@ -200,7 +200,7 @@ def read_run(path: Path) -> Run:
             )
     settings = _read(path / files.CONFIG, notes, parse=_settings, is_needed=True) or {}
     named = {"method": "hamu-q", **settings} if settings else record or {}
-    attacks = (path / files.ATTACK_FOLDER / files.ATTACK, path / files.ATTACK)
+    attack = _attack(path, record, notes)
     steps = pd.DataFrame(_lines(path / files.STEPS, notes)).select_dtypes("number").astype(float)
     return Run(
         name=place.name,
@@ -211,12 +211,24 @@ def read_run(path: Path) -> Run:
         layers=_layers(_lines(path / files.LAYERS, notes)),
         evaluation=evaluation,
         record=record,
-        attack=next(filter(None, (_read(one, notes, "attack") for one in attacks)), None),
+        attack=attack,
         settings=settings,
         inputs=_read(path / files.INPUTS, notes, parse=lambda file: read_inputs(file.parent)) or {},
         notes=notes,
         failed=_failure(place),
     )
+
+
+def _attack(path: Path, record: Mapping[str, Any] | None, notes: list[str]) -> Any:
+    """Attacks on the model of a run; None, with a note, if they were on another one."""
+    places = (path / files.ATTACK_FOLDER / files.ATTACK, path / files.ATTACK)
+    found = next(filter(None, (_read(one, notes, "attack") for one in places)), None)
+    attacked = digests_in(((found or {}).get("models") or {}).get("unlearned"))
+    own = (record or {}).get("models", {})
+    if attacked is None or not own or attacked in map(digests_in, (own["after"], own["merged"])):
+        return found
+    notes.append("attack.json is left out, as it is of another model than that of this run")
+    return None
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
