@@ -61,6 +61,7 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path, few_digits):
         "--num_train_epochs 2 --output_dir unlearned"
     )
     assert "forget 28 images (class 3), retain 272, by hamu-q" in out
+    assert "warning" not in out
     assert "steps: 6 taken, 0 not taken; the run ended at step 6 because all" in out
     report = report_in(tmp_path / "unlearned")
     before, after = report["before"], report["after"]
@@ -73,7 +74,9 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path, few_digits):
     assert [e["step"] for e in report["trajectory"]] == [0, 3, 6]
     assert [step["step"] for step in read_rows("unlearned/steps.jsonl")] == list(range(1, 7))
     assert contents(tmp_path / "original") == source, "the source is never written to"
-    out = done(f"evaluate {recipe} --model unlearned/model --output_dir check")
+    check = f"evaluate {recipe} --model unlearned/model --retain_model original/model"
+    out = done(f"{check} --output_dir check")
+    assert "the retain model original/model was not trained on the retain set alone" in out
     assert "membership accuracy" in out
     again = report_in(tmp_path / "check")["forget"]
     assert again["loss"] == pytest.approx(after["forget"]["loss"], rel=1e-5)
@@ -92,6 +95,7 @@ def test_evaluate_counts_the_forgotten_records(done, tmp_path, few_digits, saved
     assert [goal["kind"], goal["reference"]] == ["unseen", "original model"]
     assert f"{goal['after']['forgotten']} of 8 records are forgotten by the goal unseen" in out
     out = done(f"{job} --retain_model {saved_model} --goal retrained --output_dir same")
+    assert "is also one of the models that are compared with it: no comparison" in out
     report = report_in(tmp_path / "same")
     goal, auc = report["goal"], report["membership_inference"]["auc"]
     assert [goal["reference"], goal["after"]["forgotten"]] == ["retain model", 8]

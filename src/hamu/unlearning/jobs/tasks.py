@@ -31,12 +31,19 @@ from hamu.evaluation import (
     text_report,
 )
 from hamu.evaluation.reports import further_figures
-from hamu.files import DIGITS, MINIATURE, is_local, located
+from hamu.files import DIGITS, INPUTS, MINIATURE, is_local, located
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.goals import check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings
-from hamu.unlearning.record.inputs import Inputs, reading_entries, saved_model_entry, set_entries
+from hamu.unlearning.record.inputs import (
+    Inputs,
+    digests_in,
+    read_inputs,
+    reading_entries,
+    saved_model_entry,
+    set_entries,
+)
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 from hamu.unlearning.trainer.resumable import to_channels_last
@@ -184,7 +191,24 @@ class Task(ABC):
             raise HamuError("name the model with --model: one of hamu train, or hub:OWNER/NAME")
         folder, problem = self.folder(), self.problem()
         self.check_models()
+        self._check_retain_model(problem)
         return folder, problem
+
+    def _check_retain_model(self, problem: Problem) -> None:
+        """Warn of a retain model that is another model too, or whose run trained on other data."""
+        source, wrong = self.run.retain_model, ""
+        if source is None:
+            return
+        others = {r: Path(n).resolve() for r, n in self.named_models().items() if r != "retain"}
+        if (Path(source).parent / INPUTS).is_file():
+            trained = read_inputs(Path(source).parent).get("training set")
+            retain = set_entries("retain", problem.retain)["retain set"]
+            if digests_in(trained) != digests_in(retain):
+                wrong = "was not trained on the retain set alone"
+        if Path(source).resolve() in others.values():
+            wrong = "is also one of the models that are compared with it"
+        if wrong:
+            self.tell(f"warning: the retain model {source} {wrong}: no comparison with it holds")
 
     def problem(self) -> Problem:
         """Read the training and test data and divide them as the options say.
