@@ -129,6 +129,17 @@ def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypa
     assert sorted(read) == [1, 2, 3]
 
 
+def test_texts_in_other_case_or_punctuation_are_near_copies():
+    def texts(*answers):
+        records = tuple(TextRecord("Who?", answer, {}) for answer in answers)
+        return TextRecords(records, "here", torch.arange(len(answers)))
+
+    data = texts("It is Ann.", "it is ANN", "It is Bob.", "It is Ann.")
+    problem = forget_rows(data, texts("it is bob", "It is Ann!", "It is Ben."), [0])
+    assert (problem.copies(), problem.near_copies()) == (1, (1, 2))
+    assert forget_rows(data, None, [2]).near_copies() == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("choose", "message"),
     [

@@ -61,6 +61,17 @@ class UnlearningData(Generic[Records]):
         """Count the retain records that are equal to a forget record."""
         return _shared(self._digests["retain"], self._digests["forget"])
 
+    def near_copies(self) -> tuple[int, int]:
+        """Count the retain texts that are forget texts in other case or punctuation, and the test
+        texts that are either.
+        """
+        found: dict[str, Any] = {
+            name: data.digests(loosely=True) for name, data in self.sets().items()
+        }
+        known = [*found["retain"], *found["forget"]]
+        kept = _shared(found["retain"], found["forget"]) - self.copies()
+        return kept, _shared(found.get("test", ()), known)
+
     def without_known_tests(self) -> "UnlearningData[Records]":
         """Leave out the test records that equal a retain or forget record; some must be left."""
         if self.test is None:

@@ -86,6 +86,10 @@ def _words(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
+def _loose_words(text: str) -> str:
+    return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+
+
 @dataclass(frozen=True, eq=False)
 class TextRecords:
     """Records as they were read, before a tokenizer is known.
@@ -113,13 +117,14 @@ class TextRecords:
         """Return a second data set in a form that fits this one: any text does."""
         return other
 
-    def digests(self) -> list[bytes]:
+    def digests(self, *, loosely: bool = False) -> list[bytes]:
         """Digest each record's prompt and answer; equal records have equal digests.
 
         Unicode's forms of a letter are equal, and so is all white space; around a text, or around
-        the question in a prompt, it counts nothing.
+        the question in a prompt, it counts nothing. Loosely, case and punctuation do not count.
         """
-        pairs = ((_words(r.prompt), _words(r.answer)) for r in self.records)
+        words = _loose_words if loosely else _words
+        pairs = ((words(r.prompt), words(r.answer)) for r in self.records)
         texts = (f"{len(prompt)} {prompt}{answer}" for prompt, answer in pairs)
         return [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
 

@@ -236,10 +236,14 @@ class Task(ABC):
         of_all = f"of {len(problem.forget)} {nouns} to forget"
         unseen = problem.without_known_tests()
         known = len(problem.test or ()) - len(unseen.test or ())
+        kept, seen = unseen.near_copies() if isinstance(unseen.retain, TextRecords) else (0, 0)
+        like = "but for case or punctuation"
         for count, said in (
             (problem.not_found, f"{of_all} are not found in {data.data}"),
             (copies, f"{nouns} to retain equal some to forget; --forget_data takes out all copies"),
             (known, f"test {nouns} are among those to retain or to forget and are left out"),
+            (kept, f"{nouns} to retain equal some to forget {like}, and hold the same"),
+            (seen, f"test {nouns} equal some to retain or to forget {like}: they are not unseen"),
         ):
             if count:
                 self.tell(f"warning: {count} {said}")
