@@ -225,10 +225,12 @@ def test_records_that_stand_out_above_the_unseen_ones_are_named_if_chance_does_n
 
 
 def test_a_goal_that_compares_with_few_unseen_records_says_so():
-    def said(forget, *unseen):
+    def said(forget, *unseen, kept=(0, 1, 2)):
         test = Predictions(torch.zeros(len(unseen), 3), torch.tensor(unseen))
         goal = Goal("unseen").against({"test": test}, None)
-        return doubts(goal, Predictions(torch.zeros(len(forget), 3), torch.tensor(forget)))
+        labels = {"forget": torch.tensor(forget), "retain": torch.tensor(kept)}
+        predictions = {n: Predictions(torch.zeros(len(o), 3), o) for n, o in labels.items()}
+        return doubts(goal, predictions)
 
     (line,) = said([0] * 9, *[0] * 19)
     few = "the goal unseen compares with 19 unseen records of a class, which can hardly tell"
@@ -236,12 +238,25 @@ def test_a_goal_that_compares_with_few_unseen_records_says_so():
     assert said([0] * 9, *[0] * 20) == []
     assert "with 3 unseen records of a class" in said([0, 1, 1], *[0] * 40, *[1] * 3)[0]
     assert said([0, 2], *[0] * 40) == [], "a class without unseen ones has all of them"
-    assert doubts(Goal("erased"), Predictions(torch.zeros(1, 3), torch.tensor([0]))) == []
+    (line,) = said([0, 1, 1], *[0, 1] * 40, kept=(0, 2))
+    assert line.startswith("no record of the class of 2 of them stays")
+    no_doubt = {"forget": Predictions(torch.zeros(1, 3), torch.tensor([0]))}
+    assert doubts(Goal("erased"), no_doubt) == []
+
+
+def test_a_count_that_can_hardly_be_told_says_so_wherever_it_stands():
+    few = {"test": images([1.0]), "forget": images([1.0] * 9)}
+    found = goal_report(Goal("unseen"), few, original=few, retain_model=None)
+    (doubt,) = found["doubts"]
+    assert f"9 of 9 records are forgotten by the goal unseen ({doubt})" == forgotten_words(found)
+    assert doubt.startswith("the goal unseen compares with 1 unseen record of a class")
+    assert goal_figures(found | {"before": found["after"]})["doubts"] == [doubt]
 
 
 def test_losses_of_other_tokens_do_not_compare_and_the_remedy_is_named():
     def said(kind, tokens):
-        return doubts(Goal(kind, reference=texts([2.0] * 30, tokens)), texts([1.0] * 30, 3))
+        goal = Goal(kind, reference=texts([2.0] * 30, tokens))
+        return doubts(goal, {"forget": texts([1.0] * 30, 3)})
 
     (line,) = said("retrained", 4)
     assert line.endswith("do not compare; train it with this model as its --tokenizer")

@@ -19,6 +19,7 @@ from hamu.unlearning.goals import (
     Goal,
     Standing,
     choose_goal,
+    doubts,
     is_text,
     record_losses,
 )
@@ -137,6 +138,7 @@ class GoalRun:
             return None
         more: dict[str, Any] = {"lasting": self.lookahead is not None}
         whole = len(self._looks.whole["forget"])  # type: ignore[arg-type]
+        more["doubts"] = doubts(self.goal, self.trainer.predictions)
         more["sampled_from"] = whole if whole > len(standings["after"].losses) else None
         if self.controller is not None:
             more |= {"budget": self.controller.budget, "reached": self.controller.reached}

@@ -203,9 +203,9 @@ class Goal:
 
     def figures(self, after: Standing, **more: Any) -> dict[str, Any]:
         """The goal and a standing at the end as JSON holds them, and what else is known."""
-        own = {"kind": self.kind, "share": self.share, "loss": self.loss}
+        own: dict[str, Any] = {"kind": self.kind, "share": self.share, "loss": self.loss}
         own |= {"budget": None, "reached": after.share >= self.share, "lasting": None}
-        own["sampled_from"] = None
+        own |= {"sampled_from": None, "doubts": []}
         return own | more | {"after": after.figures()}
 
     def _targets(self, forget: AnyPredictions, losses: Tensor) -> Targets:
@@ -343,9 +343,11 @@ def whole_classes(retain: Any, forget: Any, may_read: bool) -> bool:
     return all(int(retain[i]["labels"]) not in labels for i in range(len(retain)))
 
 
-def doubts(goal: Goal, forget: AnyPredictions) -> list[str]:
-    """Sentences on a goal that can hardly tell: by few unseen records, or by other tokens."""
-    test = goal.reference
+def doubts(goal: Goal, found: Found) -> list[str]:
+    """Sentences on a goal that can hardly tell: by few unseen records, of classes that go whole (by
+    the retain records that are predicted), or by other tokens.
+    """
+    forget, retain, test = found["forget"], found.get("retain"), goal.reference
     tokens = [one.lengths for one in (forget, test) if isinstance(one, TokenPredictions)]
     if goal.kind == "retrained" and len(tokens) == 2 and not torch.equal(*tokens):
         other = "the retain model splits the forget records into other tokens"
@@ -353,10 +355,15 @@ def doubts(goal: Goal, forget: AnyPredictions) -> list[str]:
         return [f"{other}, whose losses do not compare; {way}"]
     if goal.kind != "unseen" or test is None:
         return []
-    counts, of = [len(record_losses(test))], ""
+    counts, of, whole = [len(record_losses(test))], "", 0
+    if isinstance(forget, Predictions) and isinstance(retain, Predictions):
+        whole = int((~torch.isin(forget.labels, retain.labels)).sum())
     if isinstance(forget, Predictions) and isinstance(test, Predictions):
         own = [int((test.labels == label).sum()) for label in {*forget.labels.tolist()}]
         counts, of = [one or len(test.labels) for one in own], " of a class"
+    if whole:
+        kept = f"no record of the class of {whole:,} of them stays, and unseen ones of it"
+        return [f"{kept} do not tell what a model without it does; --goal erased or retrained does"]
     if min(counts) >= _ENOUGH:
         return []
     records = "1 unseen record" if min(counts) == 1 else f"{min(counts)} unseen records"
@@ -368,10 +375,12 @@ def goal_report(
     goal: Goal, predictions: Found, *, original: Found | None, retain_model: Found | None
 ) -> dict[str, Any]:
     """Standing of a model, in the shape of a run's goal; compares with itself by default."""
-    standing = goal.against(original or predictions, retain_model).standing(predictions["forget"])
+    goal = goal.against(original or predictions, retain_model)
+    standing = goal.standing(predictions["forget"])
     unseen = "this model" if original is None else "original model"
     by = {"unseen": unseen, "retrained": "retain model"}
-    return goal.figures(standing, reference=by.get(goal.kind))
+    more = {"reference": by.get(goal.kind), "doubts": doubts(goal, predictions)}
+    return goal.figures(standing, **more)
 
 
 def goal_name(goal: Mapping[str, Any]) -> str:
@@ -385,9 +394,10 @@ def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
     are, whole = "is" if count == 1 else "are", goal.get("sampled_from")
     sample = f", a sample of {whole:,}," if whole else ""
     beyond = f", {high:,} of them with losses that stand out above it"
+    doubt = "".join(f" ({one})" for one in goal.get("doubts", ()))
     return (
         f"{count:,} of {records:,} records{sample} {are} forgotten by the goal {goal_name(goal)}"
-        f"{beyond if high > LEVEL * records else ''}"  # unseen records do as often by chance
+        f"{beyond if high > LEVEL * records else ''}{doubt}"  # unseen ones do as often by chance
     )
 
 

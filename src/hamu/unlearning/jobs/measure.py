@@ -28,7 +28,7 @@ from hamu.files import MINIATURE
 from hamu.report.page import answers_page
 from hamu.report.pictures import plot_attacks, plot_frontiers
 from hamu.report.run import answered
-from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, doubts, goal_lines, goal_report
+from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, goal_lines, goal_report
 from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import settings_of
@@ -151,8 +151,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     report["goal"], lines = None, [NOTHING_TELLS]
     if goal is not None:
         report["goal"] = goal_report(goal, predictions, original=original, retain_model=reference)
-        goal = goal.against(original or predictions, reference)
-        lines = [*goal_lines(report["goal"]), *doubts(goal, predictions["forget"])]
+        lines = goal_lines(report["goal"])
     attacked = None
     with folder:
         # first what is known, whatever becomes of what takes longer

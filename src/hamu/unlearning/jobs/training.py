@@ -22,7 +22,7 @@ from hamu.evaluation import build_metrics
 from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MERGED, MODEL, RECORD, file_digest, read_json
 from hamu.models import first_not_finite, storage
-from hamu.unlearning.goals import doubts, forgotten_words
+from hamu.unlearning.goals import forgotten_words
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
@@ -235,6 +235,8 @@ def _unlearn(trainer: UnlearnTrainer, resume: bool) -> None:
         trainer.train(resume_from_checkpoint="newest" if resume else None)
     if not trainer.steps_taken:
         why = trainer.stop_reason or "there was none to take"
+        doubts = (trainer.goal_run.figures() or {}).get("doubts", ())
+        why = "; ".join((why, *doubts))
         raise HamuError(f"no step was taken, the model is as it was: {why}")
     rate = trainer.args.learning_rate
     check_finite("unlearning", first_not_finite(trainer.model), rate)
@@ -341,8 +343,6 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         before = f"before the run {goal['before']['forgotten']:,} were"
         lasts = "; whether that lasts: hamu attack" if goal["after"]["forgotten"] else ""
         yield f"{forgotten_words(goal)}; {before}{lasts}"
-        assert trainer.goal_run.goal is not None
-        yield from doubts(trainer.goal_run.goal, trainer.predictions["forget"])
     if cut := cut_records(problem.forget):
         yield f"{cut_words(cut, len(problem.forget))}; --max_length sets what it reads"
     if trainer.promise is not None and trainer.pair.method.constrained is not None:

@@ -37,7 +37,7 @@ _ATTACKS_OF_CARD = (
 _BESIDE = (files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION)
 _PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
-_OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting", "sampled_from")
+_OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting", "sampled_from", "doubts")
 _OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
 
 _FOUR_BIT = "The figures are of the base model in 4 bits (NF4); in other precisions they differ."
@@ -203,7 +203,7 @@ def goal_figures(goal: Found | None) -> dict[str, Any] | None:
     """The goal of a run and the counts of its records, without positions in the forget set."""
     if goal is None:
         return None
-    found = {key: goal[key] for key in _OF_GOAL}
+    found = {key: goal[key] for key in _OF_GOAL if key in goal}
     for role in ("before", "after"):
         found[role] = {key: goal[role][key] for key in _OF_STANDING}
         found[role]["worst"] = [
