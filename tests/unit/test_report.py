@@ -185,6 +185,16 @@ def test_the_verdict_follows_all_figures(tmp_path, asked, lasts, forget, retain,
     assert (found.headline[: len(headline)], found.tone) == (headline, tone)
 
 
+def test_a_model_that_is_worse_than_chance_is_of_no_use_whatever_it_forgot(tmp_path):
+    run = replace(example_run(tmp_path), attack=LASTING | {"lasts": True})
+    settle(run, forget=1.0, retain=0.5)
+    run.evaluation["goal"] = ALL
+    assert verdict(run).tone == "mixed"
+    run.evaluation["guessing_loss"] = run.evaluation["after"]["retain"]["loss"] - 0.1
+    assert verdict(run).headline.startswith("The model is of no use")
+    assert verdict(run).tone == "bad"
+
+
 @pytest.mark.parametrize(("auc", "of_retain_model", "records", "is_told"), [
     (0.03, None, 20, True), (0.97, 0.5, 20, True), (0.97, 0.95, 20, False), (0.75, None, 20, False),
     (0.97, None, 9, False), (None, None, 20, False), (0.0, 0.0, 20, False),

@@ -68,6 +68,8 @@ def verdict(run: Run) -> Verdict:
     gains, goal = gains_of(run.evaluation), run.goal
     if not all(map(math.isfinite, gains)):
         return Verdict("The model's losses are not finite", "bad")
+    if run.evaluation["after"]["retain"]["loss"] > run.evaluation.get("guessing_loss", math.inf):
+        return Verdict("The model is of no use: on what is to stay it is worse than chance", "bad")
     found = _forgotten(run)
     if found.tone != "bad":
         found = _kept(run, gains, found)

@@ -259,7 +259,8 @@ def _finish(
         "before": task.report(trainer.start_predictions, problem, reference),
         "after": task.report(trainer.predictions, problem, reference),
     }
-    evaluation = reports | trainer.history()
+    guess = guessing_loss(trainer.predictions, trainer.model)
+    evaluation = reports | trainer.history() | {"guessing_loss": guess}
     failure = _save(
         task,
         folder,
