@@ -283,7 +283,7 @@ def test_a_method_with_one_gradient_without_a_log_and_with_a_sample(images, veri
     assert "constraint" not in record["settings"]
     assert list(violations(record, schema())) == []
     assert (record["goal"]["after"]["records"], record["goal"]["sampled_from"]) == (8, 10)
-    assert "of 8 records, a sample of 10, " in (images / "run/record.md").read_text()
+    assert "of 8 records, drawn from 10, " in (images / "run/record.md").read_text()
     assert verify("--no_models")[0] == 0
 
 

@@ -169,6 +169,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (goal(3, 3), True, 2.0, 0.0, "The forget loss rose, but no more are forgotten: 3 of", "mixed"),
     (goal(19, 19), True, 2.0, 0.0, "Before the run, too, 19 of 20 records counted as fo", "open"),
     (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
+    (ALL | {"sampled_from": 90}, True, 1.0, 0.0, "It forgot in a sample of 20 of 90 rec", "good"),
     (ALL | {"doubts": ["few"]}, True, 1.0, 0.0, "Whether it forgot can hardly be told", "open"),
     # forgotten means by the losses and lasting
     (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),

@@ -125,8 +125,9 @@ def _forgotten(run: Run) -> Verdict:
     if goals.has_share(run.goal):
         if after == before:
             return Verdict(f"Before the run, too, {count} counted as forgotten", "open")
-        whole = run.goal.get("sampled_from")
-        return Verdict(f"It forgot{f' a sample of {whole:,} records' if whole else ''}", "good")
+        whole, measured = run.goal.get("sampled_from"), run.goal["after"]["records"]
+        of = f" in a sample of {measured:,} of {whole:,} records" if whole else ""
+        return Verdict(f"It forgot{of}", "good")
     if after > before:
         return Verdict(f"It forgot in part, {count}", "mixed")
     rose = _change(run, "forget", "loss") > 0

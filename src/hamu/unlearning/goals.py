@@ -392,7 +392,7 @@ def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
     """Count in a few words: "19 of 20 records are forgotten by the goal unseen"."""
     count, records, high = (goal[role][name] for name in ("forgotten", "records", "too_high"))
     are, whole = "is" if count == 1 else "are", goal.get("sampled_from")
-    sample = f", a sample of {whole:,}," if whole else ""
+    sample = f", drawn from {whole:,}," if whole else ""
     beyond = f", {high:,} of them with losses that stand out above it"
     doubt = "".join(f" ({one})" for one in goal.get("doubts", ()))
     return (
