@@ -185,12 +185,18 @@ def test_figures_of_records_follow_their_definitions():
     assert scored_texts(one, "all") == ["Question: Who?\nAnswer: Ada."]
 
 
-def test_a_text_is_cut_where_its_predictions_end(tokenizer):
-    whole = "Ada wrote it in 1843."
-    ids = tokenizer(whole)["input_ids"]
-    found = cut_texts([whole] * 3, tokenizer, [len(ids), len(ids) + 1, 3])
-    assert found == [whole, whole, tokenizer.decode(ids[:3])]
-    assert len(found[2]) < len(whole)
+def test_a_text_is_cut_where_its_predictions_end():
+    """One that was read whole is not, though it has more tokens without the space before it."""
+    tokenizer = new_tokenizer(["Who? Adalbert wrote", "Who? Adalbert read"] * 9, vocabulary=300)
+    one = texts([TextRecord("Who?", " Adalbert wrote.", {})])
+    data = encode(one, tokenizer)
+    scored = data[0]["input_ids"][data.scored_from[0] :].tolist()
+    assert len(tokenizer("Adalbert wrote.")["input_ids"]) > len(scored)
+    for loss_on, more, whole in (("answer", 0, ""), ("all", data.scored_from[0] - 1, "Who? ")):
+        whole += "Adalbert wrote."
+        assert cut_texts(one, tokenizer, loss_on, [len(scored) + more]) == [whole]
+        (cut,) = cut_texts(one, tokenizer, loss_on, [len(scored) + more - 2])
+        assert cut == whole.removesuffix(".")
 
 
 def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):

@@ -1,6 +1,7 @@
 """Tasks of images and of texts: read a problem, load models, fit data to them, report figures."""
 
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -595,8 +596,7 @@ class TextTask(Task):
         texts = {}
         for name, data in sets.items():
             measured, most = self.some_records(data, self.limit(name)), predictions[name].lengths
-            whole = scored_texts(measured, self.data.loss_on)
-            texts[name] = cut_texts(whole, self.tokenizer, most.tolist())
+            texts[name] = cut_texts(measured, self.tokenizer, self.data.loss_on, most.tolist())
         report = text_report(predictions, texts=texts, reference=reference)
         if reference is not None:
             report["retain_model"] = text_report(reference, texts=texts)
@@ -636,13 +636,16 @@ def scored_texts(data: TextRecords, loss_on: str) -> list[str]:
     return [((r.prompt if loss_on == "all" else "") + r.answer).strip() for r in data.records]
 
 
-def cut_texts(texts: Sequence[str], tokenizer: Any, lengths: Sequence[int]) -> list[str]:
-    """At most so many tokens of each text."""
-    tokens = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    return [
-        text if len(ids) <= most else tokenizer.decode(ids[:most])
-        for text, ids, most in zip(texts, tokens, lengths, strict=True)
-    ]
+def cut_texts(data: TextRecords, tokenizer: Any, loss_on: str, lengths: Sequence[int]) -> list[str]:
+    """The scored text of each record, up to the last of so many scored tokens."""
+    whole, found = encode(data, tokenizer, sys.maxsize, loss_on), []  # type: ignore[arg-type]
+    rows = zip(scored_texts(data, loss_on), whole.tokens, whole.scored_from, lengths, strict=True)
+    for said, tokens, start, most in rows:
+        end = max(1, start) + most  # nothing predicts the first token
+        read = tokens[start if loss_on == "answer" else 0 : end]
+        is_cut = end < len(tokens)
+        found.append(tokenizer.decode(read, skip_special_tokens=True).strip() if is_cut else said)
+    return found
 
 
 def _in_order(value: Any) -> Any:
