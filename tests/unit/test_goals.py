@@ -226,11 +226,12 @@ def test_records_that_stand_out_above_the_unseen_ones_are_named_if_chance_does_n
 
 def test_a_goal_that_compares_with_few_unseen_records_says_so():
     def said(forget, *unseen, kept=(0, 1, 2)):
-        test = Predictions(torch.zeros(len(unseen), 3), torch.tensor(unseen))
-        goal = Goal("unseen").against({"test": test}, None)
-        labels = {"forget": torch.tensor(forget), "retain": torch.tensor(kept)}
-        predictions = {n: Predictions(torch.zeros(len(o), 3), o) for n, o in labels.items()}
-        return doubts(goal, predictions)
+        test, found = (
+            Predictions(torch.zeros(len(one), 3), torch.tensor(one)) for one in (unseen, forget)
+        )
+        sets = {"retain": labelled(*kept), "forget": labelled(*forget), "test": test}
+        goal = choose_goal(sets, asked("unseen"), has_retain_model=False)
+        return doubts(goal.against({"test": test}, None), found)
 
     (line,) = said([0] * 9, *[0] * 19)
     few = "the goal unseen compares with 19 unseen records of a class, which can hardly tell"
@@ -239,9 +240,8 @@ def test_a_goal_that_compares_with_few_unseen_records_says_so():
     assert "with 3 unseen records of a class" in said([0, 1, 1], *[0] * 40, *[1] * 3)[0]
     assert said([0, 2], *[0] * 40) == [], "a class without unseen ones has all of them"
     (line,) = said([0, 1, 1], *[0, 1] * 40, kept=(0, 2))
-    assert line.startswith("no record of the class of 2 of them stays")
-    no_doubt = {"forget": Predictions(torch.zeros(1, 3), torch.tensor([0]))}
-    assert doubts(Goal("erased"), no_doubt) == []
+    assert line.startswith("no retain record has the class of 2 of them, ")
+    assert doubts(Goal("erased"), Predictions(torch.zeros(1, 3), torch.tensor([0]))) == []
 
 
 def test_a_count_that_can_hardly_be_told_says_so_wherever_it_stands():
@@ -256,7 +256,7 @@ def test_a_count_that_can_hardly_be_told_says_so_wherever_it_stands():
 def test_losses_of_other_tokens_do_not_compare_and_the_remedy_is_named():
     def said(kind, tokens):
         goal = Goal(kind, reference=texts([2.0] * 30, tokens))
-        return doubts(goal, {"forget": texts([1.0] * 30, 3)})
+        return doubts(goal, texts([1.0] * 30, 3))
 
     (line,) = said("retrained", 4)
     assert line.endswith("do not compare; train it with this model as its --tokenizer")

@@ -174,12 +174,14 @@ class Goal:
         loss: of kind "loss".
         reference: of "unseen" the original model's predictions of unseen records, of "retrained"
             the retain model's of the forget records; see `against`.
+        gone: forget records of classes that no retain record has, if known.
     """
 
     kind: Kind
     share: float = 0.95
     loss: float | None = None
     reference: AnyPredictions | None = field(default=None, repr=False)
+    gone: int = 0
 
     def against(self, original: Found | None, retain_model: Found | None) -> Goal:
         """Return the goal with its reference, if it is among these predictions."""
@@ -309,9 +311,10 @@ def choose_goal(
         HamuError: if the goal lacks what it compares with, or `is_needed` and there is none.
     """
     kind, loss, has_test = asked.goal, asked.target_forget_loss, sets.get("test") is not None
+    retain, forget = sets["retain"], sets["forget"]
     if kind is None and loss is not None:
         kind = "loss"
-    elif kind is None and whole_classes(sets["retain"], sets["forget"], is_needed):
+    elif kind is None and whole_classes(retain, forget, is_needed):
         kind = "erased"
     elif kind is None:
         kind = "unseen" if has_test else "retrained" if has_retain_model else None
@@ -320,8 +323,8 @@ def choose_goal(
             raise HamuError(NOTHING_TELLS)
         return None
     has = {"has_test": has_test, "has_retain_model": has_retain_model}
-    check_goal_has(kind, **has, is_text=is_text(sets["forget"]))
-    return Goal(kind, asked.target_share, loss)
+    check_goal_has(kind, **has, is_text=is_text(forget))
+    return Goal(kind, asked.target_share, loss, gone=int(_is_of_gone_class(retain, forget).sum()))
 
 
 def is_text(data: Any) -> bool:
@@ -334,20 +337,26 @@ def whole_classes(retain: Any, forget: Any, may_read: bool) -> bool:
 
     Without a tensor `labels` each record is read, if it may be, until one shares a class.
     """
-    kept, gone = (getattr(data, "labels", None) for data in (retain, forget))
-    if isinstance(kept, Tensor) and isinstance(gone, Tensor):
-        return not bool(torch.isin(gone, kept).any())
+    known = _is_of_gone_class(retain, forget)
+    if len(known):
+        return bool(known.all())
     if not may_read or is_text(forget) or "labels" not in forget[0]:
         return False
     labels = {int(forget[i]["labels"]) for i in range(len(forget))}
     return all(int(retain[i]["labels"]) not in labels for i in range(len(retain)))
 
 
-def doubts(goal: Goal, found: Found) -> list[str]:
-    """Sentences on a goal that can hardly tell: by few unseen records, of classes that go whole (by
-    the retain records that are predicted), or by other tokens.
-    """
-    forget, retain, test = found["forget"], found.get("retain"), goal.reference
+def _is_of_gone_class(retain: Any, forget: Any) -> Tensor:
+    """True for each forget record of a class that no retain record has; empty if not known."""
+    kept, gone = (getattr(data, "labels", None) for data in (retain, forget))
+    if isinstance(kept, Tensor) and isinstance(gone, Tensor):
+        return ~torch.isin(gone, kept)
+    return torch.empty(0, dtype=torch.bool)
+
+
+def doubts(goal: Goal, forget: AnyPredictions) -> list[str]:
+    """Sentences on a goal that can hardly tell: few unseen records, gone classes, other tokens."""
+    test = goal.reference
     tokens = [one.lengths for one in (forget, test) if isinstance(one, TokenPredictions)]
     if goal.kind == "retrained" and len(tokens) == 2 and not torch.equal(*tokens):
         other = "the retain model splits the forget records into other tokens"
@@ -355,15 +364,13 @@ def doubts(goal: Goal, found: Found) -> list[str]:
         return [f"{other}, whose losses do not compare; {way}"]
     if goal.kind != "unseen" or test is None:
         return []
-    counts, of, whole = [len(record_losses(test))], "", 0
-    if isinstance(forget, Predictions) and isinstance(retain, Predictions):
-        whole = int((~torch.isin(forget.labels, retain.labels)).sum())
+    if goal.gone:
+        many = f"no retain record has the class of {goal.gone:,} of them"
+        return [f"{many}, which a model without it would not know; --goal retrained tells"]
+    counts, of = [len(record_losses(test))], ""
     if isinstance(forget, Predictions) and isinstance(test, Predictions):
         own = [int((test.labels == label).sum()) for label in {*forget.labels.tolist()}]
         counts, of = [one or len(test.labels) for one in own], " of a class"
-    if whole:
-        kept = f"no record of the class of {whole:,} of them stays, and unseen ones of it"
-        return [f"{kept} do not tell what a model without it does; --goal erased or retrained does"]
     if min(counts) >= _ENOUGH:
         return []
     records = "1 unseen record" if min(counts) == 1 else f"{min(counts)} unseen records"
@@ -379,7 +386,7 @@ def goal_report(
     standing = goal.standing(predictions["forget"])
     unseen = "this model" if original is None else "original model"
     by = {"unseen": unseen, "retrained": "retain model"}
-    more = {"reference": by.get(goal.kind), "doubts": doubts(goal, predictions)}
+    more = {"reference": by.get(goal.kind), "doubts": doubts(goal, predictions["forget"])}
     return goal.figures(standing, **more)
 
 
