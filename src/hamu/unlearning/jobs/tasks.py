@@ -32,7 +32,7 @@ from hamu.evaluation import (
     text_report,
 )
 from hamu.evaluation.reports import further_figures
-from hamu.files import DIGITS, INPUTS, MINIATURE, is_local, located
+from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, is_local, located
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.goals import check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
@@ -201,8 +201,9 @@ class Task(ABC):
         if source is None:
             return
         others = {r: Path(n).resolve() for r, n in self.named_models().items() if r != "retain"}
-        if (Path(source).parent / INPUTS).is_file():
-            trained = read_inputs(Path(source).parent).get("training set")
+        folder = Path(source).parent
+        if all((folder / name).is_file() for name in (CONFIG, INPUTS)):  # a run of ours
+            trained = read_inputs(folder).get("training set")
             retain = set_entries("retain", problem.retain)["retain set"]
             if digests_in(trained) != digests_in(retain):
                 wrong = "was not trained on the retain set alone"
