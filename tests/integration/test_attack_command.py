@@ -81,13 +81,17 @@ def test_the_report_follows_the_attack(cli, finished):
     assert "Not here: attack.json" not in page
 
 
-def test_the_report_leaves_out_an_attack_on_another_model(cli, finished):
-    other = ("--attacks", "relearn-retain", "--model", "original", "--output_dir", "run/attack")
-    code, _, err = attacked(cli, *other, "--overwrite")
+@pytest.mark.parametrize(("given", "other"), [
+    (("--model", "original"), "model"), (("--forget_class", 4), "forget set"),
+])  # fmt: skip
+def test_the_report_leaves_out_an_attack_on_others(cli, finished, given, other):
+    of_few = ("--attacks", "relearn-retain", *given, "--output_dir", "run/attack", "--overwrite")
+    code, _, err = attacked(cli, *of_few)
     assert code == 0, err
     run = read_run(finished / "run")
     assert run.attack is None
-    assert run.notes == ["attack.json is left out, as it is of another model than that of this run"]
+    of = f"another {other} than that of this run"
+    assert run.notes == [f"attack.json is left out, as it is of {of}"]
 
 
 def test_evaluate_attacks_too_where_requested(cli, finished):

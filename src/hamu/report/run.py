@@ -220,14 +220,21 @@ def read_run(path: Path) -> Run:
 
 
 def _attack(path: Path, record: Mapping[str, Any] | None, notes: list[str]) -> Any:
-    """Attacks on the model of a run; None, with a note, if they were on another one."""
+    """Attacks on the model and forget set of a run; None, with a note, if they were on others."""
     places = (path / files.ATTACK_FOLDER / files.ATTACK, path / files.ATTACK)
     found = next(filter(None, (_read(one, notes, "attack") for one in places)), None)
-    attacked = digests_in(((found or {}).get("models") or {}).get("unlearned"))
-    own = (record or {}).get("models", {})
-    if attacked is None or not own or attacked in map(digests_in, (own["after"], own["merged"])):
+    if found is None or record is None:
         return found
-    notes.append("attack.json is left out, as it is of another model than that of this run")
+    own = [digests_in(record["models"][role]) for role in ("after", "merged")]
+    attacked = digests_in(found.get("models", {}).get("unlearned"))  # older files lack both
+    forgotten = found.get("forget_set", {}).get("sha256")
+    if attacked is not None and attacked not in own:
+        other = "another model"
+    elif forgotten not in (None, record["forget_set"]["sha256"]):
+        other = "another forget set"
+    else:
+        return found
+    notes.append(f"attack.json is left out, as it is of {other} than that of this run")
     return None
 
 

@@ -33,7 +33,7 @@ from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import Problem, Task, TextTask, choose_task
-from hamu.unlearning.record.inputs import saved_model_entry
+from hamu.unlearning.record.inputs import saved_model_entry, set_entries
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
@@ -278,6 +278,7 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
         only = attacks.RELEARN_UNRELATED
         raise HamuError(f"unrelated_data {named} has no effect without the attack {only}")
     models = task.named_models()
+    forget_set = set_entries("forget", problem.forget)["forget set"]
 
     def loaded(bar: Progress) -> Iterator[tuple[str, Any, AttackData]]:
         for key, name in models.items():
@@ -299,7 +300,8 @@ def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], 
                 named[_ROLES[key]] = saved_model_entry(name, task.base_of(name))
                 is_complete = len(named) == len(models)
                 so_far = {"complete": is_complete} | ({} if is_complete else {"lasts": None})
-                folder.write_json(files.ATTACK, result.to_json() | so_far | {"models": named})
+                of = {"models": named, "forget_set": forget_set}
+                folder.write_json(files.ATTACK, result.to_json() | so_far | of)
         plot_attacks(result, folder.path / files.ATTACK_PICTURE)
         return Attacked(folder.path, problem.forget_name, result)
 
