@@ -206,11 +206,12 @@ class Task(ABC):
             trained = read_inputs(folder).get("training set")
             retain = set_entries("retain", problem.retain)["retain set"]
             if digests_in(trained) != digests_in(retain):
-                wrong = "was not trained on the retain set alone"
+                wrong = "was trained on other records than the retain set, by its inputs.json: "
+                wrong += "comparisons with it may not hold"
         if Path(source).resolve() in others.values():
-            wrong = "is also one of the models that are compared with it"
+            wrong = "is also one of the models that are compared with it: no comparison holds"
         if wrong:
-            self.tell(f"warning: the retain model {source} {wrong}: no comparison with it holds")
+            self.tell(f"warning: the retain model {source} {wrong}")
 
     def problem(self) -> Problem:
         """Read the training and test data and divide them as the options say.
