@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hamu.data.forget_sets import draw_positions, subset
+from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import embed
 from hamu.files import (
@@ -140,9 +140,9 @@ def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObs
             }
         except HamuError as error:
             refused = str(error)
-    chosen = draw_positions(len(problem.forget), len(predictions["before"]["forget"].labels), seed)
+    measured = subset(problem.forget, len(predictions["before"]["forget"].labels), seed)
     pictures = {  # no more than is shown: a report may be of many runs
-        title: problem.forget.select(places if chosen is None else [chosen[p] for p in places])
+        title: measured.select(places)
         for title, places in seen.most_and_least_changed(predictions).items()
     }
     return seen.ImageObservations(
