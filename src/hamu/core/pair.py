@@ -522,11 +522,11 @@ class PairedGradients:
             self._population.add(retain, forget, raw, unscale)
             if self._population.is_due:
                 sent |= self._population.sums(self.layout.agree)
-        found = _on_host(sent)
+        found = on_host(sent)
         gram = raw.like(found)
         if not self._meter.is_exact and (doubtful := self._meter.doubtful(gram, retain, forget)):
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
-            gram = raw.like(_on_host(raw.sums()))
+            gram = raw.like(on_host(raw.sums()))
         gram = self._remembering(gram, found.get("losses"))
         scale = found.setdefault("unscale", gram.dot.new_ones(()))
         gram = gram if unscale is None else gram.scaled(scale, scale)
@@ -628,7 +628,7 @@ class PairedGradients:
         self._set_grads(self.layout.give(written))
 
 
-def _on_host(figures: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def on_host(figures: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """Those that are there, in float64, in one transfer."""
     there = {name: t for name, t in figures.items() if t is not None}
     device = next(iter(there.values())).device

@@ -20,7 +20,7 @@ from hamu.core.distributed import all_reduced, is_sharded, world_size
 from hamu.core.forward import buffers_kept, rounds_to_tf32, without_autocast, without_tf32
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
-from hamu.core.pair import PairedGradients, PairStep
+from hamu.core.pair import PairedGradients, PairStep, on_host
 from hamu.errors import percent
 from hamu.unlearning.trainer.config import UnlearnConfig
 
@@ -525,11 +525,7 @@ def is_plain_descent(optimizer: torch.optim.Optimizer, parameters: Sequence[Tens
 
 
 def read_at_once(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Read tensors as numbers; those on the device, of one shape, come in one transfer."""
+    """Read tensors as numbers; those on the device come in one transfer."""
     there = {key: t for key, t in tensors.items() if t.device.type != "cpu"}
-    found = {key: t.double().tolist() for key, t in tensors.items() if key not in there}
-    if there:
-        device = next(iter(there.values())).device
-        values = torch.stack([t.detach().to(device, torch.float64) for t in there.values()])
-        found |= dict(zip(there, values.tolist(), strict=True))
-    return {key: found[key] for key in tensors}
+    found = {**tensors, **(on_host(there) if there else {})}
+    return {key: t.double().tolist() for key, t in found.items()}
