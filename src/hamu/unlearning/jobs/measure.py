@@ -17,7 +17,7 @@ from hamu.assess import Assessment, assess_model, check_settings
 from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
-from hamu.data import TextRecords, UnlearningData, collate, encode, read_text
+from hamu.data import TextRecords, collate, encode, read_text
 from hamu.errors import HamuError
 from hamu.evaluation import attacks, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.answers import PERTURBED
@@ -215,7 +215,7 @@ def _tofu(
 
 
 def _answers(
-    task: TextTask, folder: RunFolder, model: Any, problem: UnlearningData[Any], most: int
+    task: TextTask, folder: RunFolder, model: Any, problem: Problem, most: int
 ) -> dict[str, float | None]:
     """Write answers side by side, as a page and as JSON lines; returns their figures.
 
@@ -263,7 +263,7 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     return attacked
 
 
-def _attacks(task: Task, problem: UnlearningData[Any]) -> Callable[[RunFolder], Attacked]:
+def _attacks(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
     """Check the attacks asked for; returns what runs them on all models and saves the result."""
     settings = task.settings.of(AttackSettings)
     kind: Kind = "text" if isinstance(task, TextTask) else "image"

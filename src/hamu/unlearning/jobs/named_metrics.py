@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import set_seed
 
 from hamu.data import encode
-from hamu.data.forget_sets import UnlearningData
 from hamu.errors import HamuError, first_line
 from hamu.evaluation import Predictions
 from hamu.evaluation.membership import (
@@ -34,7 +33,7 @@ from hamu.evaluation.memorization import verbmem
 from hamu.files import CONFIG, RECORD
 from hamu.unlearning.jobs.options import EvaluateOptions, RunOptions
 from hamu.unlearning.jobs.settings import settings_of, settings_of_run
-from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
+from hamu.unlearning.jobs.tasks import Problem, Task, TextTask, choose_task
 from hamu.unlearning.trainer import UnlearnConfig, train_original
 from hamu.unlearning.trainer.logs import task_bar
 from hamu.unlearning.trainer.trainer import quiet_trainer
@@ -49,7 +48,7 @@ _ALONE = {
 }
 
 
-def named_metrics(task: Task, problem: UnlearningData[Any], asked: EvaluateOptions) -> Measure:
+def named_metrics(task: Task, problem: Problem, asked: EvaluateOptions) -> Measure:
     """Check what is asked for; returns what measures a model, given with its predictions."""
     names = asked.names("metrics")
     known = ("mia_gradnorm", "verbmem") if isinstance(task, TextTask) else ("rmia", "ulira")
@@ -77,7 +76,7 @@ def named_metrics(task: Task, problem: UnlearningData[Any], asked: EvaluateOptio
 
 
 def _of_texts(
-    task: TextTask, problem: UnlearningData[Any], asked: EvaluateOptions, names: list[str]
+    task: TextTask, problem: Problem, asked: EvaluateOptions, names: list[str]
 ) -> Measure:
     if "mia_gradnorm" in names and problem.test is None:
         raise HamuError("mia_gradnorm needs data never trained on; give --test_data")
@@ -103,7 +102,7 @@ def _of_texts(
 
 
 def _shadows(
-    task: Task, problem: UnlearningData[Any], count: int, *, unlearned: bool
+    task: Task, problem: Problem, count: int, *, unlearned: bool
 ) -> Callable[[], ShadowPredictions]:
     """Check what shadow models need; returns what trains them and predicts their pool.
 
