@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from hamu.errors import HamuError
 from hamu.unlearning.goals import has_share
 from hamu.unlearning.record import (
     SETS,
+    Found,
     first_hardness,
     inputs,
     logged_steps,
@@ -31,7 +32,6 @@ from hamu.unlearning.record import statement as statement_of
 if TYPE_CHECKING:
     from hamu.unlearning.jobs.review import NamedSources
 
-Found = Mapping[str, Any]  # of JSON
 # Largest distance of figures from those recorded, absolutely, and for those above 1 relatively.
 TOLERANCE = {"float32": 0.005, "half precision": 0.05}
 _MODELS = {
