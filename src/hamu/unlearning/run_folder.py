@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -181,15 +181,15 @@ class RunFolder:
         for name in names if is_main() else ():
             (self.prepare() / name).unlink(missing_ok=True)
 
-    def keep_lines(self, name: str, belongs: Callable[[dict[str, Any]], bool]) -> int:
-        """Leave of a log only the whole lines that belong to a run that is resumed; count them."""
+    def keep_lines(self, name: str, step: int) -> int:
+        """Leave of a log only the whole lines of steps up to this one; count them."""
         if not is_main() or not self.has(name):
             return 0
         kept: list[str] = []
         lines = (self.path / name).read_bytes().split(b"\n")[:-1]  # the last was broken off, or ""
         for number, line in enumerate(lines, start=1):
             try:
-                kept += [line.decode() + "\n"] if belongs(json.loads(line)) else []
+                kept += [line.decode() + "\n"] if json.loads(line)["step"] <= step else []
             except (ValueError, TypeError, KeyError, RecursionError):
                 where = f"line {number} of {self.path / name}"
                 raise HamuError(f"{where} is not of a step; take it out") from None

@@ -70,7 +70,7 @@ class StepLog(TrainerCallback):
         """Check that the lines of these steps are there, and drop those of later ones."""
         in_layers = bool(logged) + sum(one % self._every == 0 for one in logged)
         for log, wanted in ((STEPS, len(logged)), (LAYERS, in_layers)):
-            kept = self._folder.keep_lines(log, lambda line: line["step"] <= step)
+            kept = self._folder.keep_lines(log, step)
             self._names_blocks = kept > 0
             if kept < wanted:
                 lost = (
