@@ -215,8 +215,7 @@ def _of_weights(args: Any, trained: int, frozen: float) -> dict[str, float]:
     return {
         "weights": frozen + trained,
         "gradients": (len(names) or 1) * trained,
-        "optimizer state": (2 if "adam" in getattr(args.optim, "value", args.optim) else 0)
-        * trained,
+        "optimizer state": 2 * trained if "adam" in args.optim else 0,
         "original model": trained if keeps else 0,
         "copies of what is trained": copies * trained,
     }
