@@ -182,21 +182,6 @@ def test_a_copy_of_a_pair_measures_its_own_gradients(model, copied):
     assert found[0].population == found[1].population
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"half_life": float("inf")}, "half_life inf must be a number of steps"),
-        ({"steps_per_pass": 5.0}, r"steps_per_pass 5\.0 must be two numbers"),
-        ({"steps_per_pass": (5.0,)}, "must be two numbers"),
-    ],
-)
-def test_means_that_cannot_be_taken_are_refused(model, given, message):
-    with pytest.raises(HamuError, match=message):
-        PairedGradients(model, HamuQ(), **given)
-    with pytest.raises(HamuError, match="a generator is no module; pass the model itself"):
-        PairedGradients(model.parameters(), HamuQ())
-
-
 @pytest.fixture
 def one_process(tmp_path):
     store = f"file://{tmp_path / 'store'}"
