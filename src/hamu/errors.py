@@ -61,6 +61,11 @@ def percent(share: float) -> str:
     return f"{min(0.999, max(0.001, share)):.1%}"
 
 
+def counted(count: int, nouns: str) -> str:
+    """Write a count with its noun, singular for one."""
+    return f"{count:,} {nouns}" if count != 1 else f"1 {nouns.removesuffix('s')}"
+
+
 class Interrupted(BaseException):  # no Exception: only the command line catches it
     """A signal, by its number, ended a command."""
 

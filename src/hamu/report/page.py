@@ -19,6 +19,7 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 import hamu
+from hamu.errors import counted
 from hamu.evaluation.attacks import AttackResult
 from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
@@ -187,17 +188,12 @@ def _template(name: str) -> Template:
     loader = PackageLoader("hamu.report", "")
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     found.trim_blocks = found.lstrip_blocks = True
-    found.filters |= {"number": number, "counted": _counted, "json": json.dumps}
+    found.filters |= {"number": number, "counted": counted, "json": json.dumps}
     found.globals |= {"TITLES": _TITLES, "draw": charts, "figures": tables, "goals": goals}
     found.globals |= {"auc_of": auc_of, "goal_tables": goal_tables}
     found.globals |= {"kept_in_words": kept_in_words, "attack_result": AttackResult.from_json}
     found.tests["images"] = lambda one: isinstance(one, ImageObservations)
     return found.get_template(name)
-
-
-def _counted(count: int, nouns: str) -> str:
-    """Write a count with its noun, singular for one."""
-    return f"{count:,} {nouns}" if count != 1 else f"1 {nouns.removesuffix('s')}"
 
 
 def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[Table]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hamu.core.objectives import log_odds, loss_at
 from hamu.data import TextRecords
-from hamu.errors import HamuError, unknown
+from hamu.errors import HamuError, counted, unknown
 from hamu.evaluation.predictions import Predictions, TokenPredictions
 
 Kind = Literal["unseen", "retrained", "erased", "loss"]
@@ -373,7 +373,7 @@ def doubts(goal: Goal, forget: AnyPredictions) -> list[str]:
         counts, of = [one or len(test.labels) for one in own], " of a class"
     if min(counts) >= _ENOUGH:
         return []
-    records = "1 unseen record" if min(counts) == 1 else f"{min(counts)} unseen records"
+    records = counted(min(counts), "unseen records")
     few = f"the goal unseen compares with {records}{of}, which can hardly tell"
     return [f"{few}; give --test_data with at least {_ENOUGH}{of}"]
 

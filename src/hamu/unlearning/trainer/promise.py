@@ -21,7 +21,7 @@ from hamu.core.forward import buffers_kept, rounds_to_tf32, without_autocast, wi
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
 from hamu.core.pair import PairedGradients, PairStep, on_host
-from hamu.errors import percent
+from hamu.errors import counted, percent
 from hamu.unlearning.trainer.config import UnlearnConfig
 
 KEPT = 0.95  # of the demand
@@ -149,7 +149,7 @@ class PromiseRecord:
 def kept_in_words(summary: dict[str, Any]) -> str:
     """Begin a sentence with the share of checked steps that realised their demand."""
     checked, judged, kept = summary["checked"], summary["judged"], summary["kept"]
-    steps = f"of {checked:,} checked {'step' if checked == 1 else 'steps'}"
+    steps = f"of {counted(checked, 'checked steps')}"
     if undone := summary.get("undone", 0):  # older records lack it
         checked -= undone
         steps += f" {undone:,} {'was' if undone == 1 else 'were'} undone"
@@ -160,8 +160,7 @@ def kept_in_words(summary: dict[str, Any]) -> str:
         return f"{steps} none had a demand above rounding"
     realised = f"{percent(kept)} realised at least {KEPT:.0%} of"
     clamped = summary.get("clamped", 0)
-    times = "1 time" if clamped == 1 else f"{clamped:,} times"
-    cut = f" ({times} cut to what is possible)" if clamped else ""
+    cut = f" ({counted(clamped, 'times')} cut to what is possible)" if clamped else ""
     if judged == checked:
         return f"{steps} {realised} what was demanded{cut}"
     return f"{steps} {judged:,} had a demand above rounding, of which {realised} it{cut}"
