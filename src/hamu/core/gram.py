@@ -78,8 +78,7 @@ class PairGram:
 
     def total(self) -> PairGram:
         """Gram of the whole model as a single block, [1]."""
-        r, f, dot = (t.sum(0, True) for t in (self.retain_sq, self.forget_sq, self.dot))
-        return replace(self, retain_sq=r, forget_sq=f, dot=dot)
+        return self.like({name: each.sum(0, True) for name, each in self.sums().items()})
 
     def scaled(self, retain: Tensor | float, forget: Tensor | float) -> PairGram:
         """Gram of the gradients after multiplying each side by a factor."""
