@@ -226,6 +226,8 @@ def result_of(kind, **curves):
         ("text", {"unlearned": (5.3, 4.8), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
         ("text", {"unlearned": (5.3, 4.5), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, False),
         ("text", {"unlearned": (20.0, 8.0), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
+        # nothing comes back in a retrained one whose loss rises
+        ("text", {"unlearned": (4.1, 3.9), "original": (0.1, 0.1), "retrained": (8.1, 9.1)}, True),
         # above the retrained one at 20 steps, not at 40
         ("text", {"unlearned": (8, 4.1, 3), "retrained": (4, 4, 3.3), "original": [1] * 3}, False),
     ],

@@ -221,7 +221,7 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
             return back if is_text else (back - start) / forgotten
         if is_text and ours.mean("loss", steps) >= retrained.mean("loss", steps):
             return 0.0
-        return back - _given_back(result, RETRAINED, steps)
+        return back - max(0.0, _given_back(result, RETRAINED, steps))
 
     most = _MARGIN + 1e-9
     judged = [steps for steps in reversed(ours.at) if 0 < steps <= _AT_MOST]
