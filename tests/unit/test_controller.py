@@ -339,7 +339,7 @@ def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     assert rehearsed == [None, 8, 7, 8, 8]
     [end] = work.ends
     assert end.kind == "goal"
-    assert "80% wanted, also after fine-tuning: 8" in end.text
+    assert "80% wanted, also after fine-tuning, 2 times in a row: 8, 8)" in end.text
 
 
 def test_a_lasting_run_that_gives_up_has_the_latest_state_and_says_that_none_lasts():

@@ -422,9 +422,9 @@ class Controller(TrainerCallback):
     def _words(self) -> str:
         lasting, ahead = "", "forgotten_after_fine_tuning"
         if self._work.lookahead is not None:
-            rehearsed = [entry[ahead] for entry in self.history if ahead in entry]
-            last = f": {rehearsed[-1]:,}" if rehearsed else ""
-            lasting = f", also after fine-tuning{last}"
+            rehearsed = [f"{entry[ahead]:,}" for entry in self.history if ahead in entry]
+            last = ", ".join(rehearsed[-_REHEARSALS:]) or "none yet"
+            lasting = f", also after fine-tuning, {_REHEARSALS} times in a row: {last}"
         return (
             f"{self._best_count:,} of {self._records:,} records are forgotten "
             f"(goal {self._goal.kind}, {share_in_words(self._goal.share)} wanted{lasting}), "
