@@ -265,6 +265,8 @@ def test_the_sentence_of_a_share_of_the_forgotten_names_the_forgotten():
     assert " of the " not in sentence(result_of("image", **curves, retrained=(0.80, 0.80)))
     few = {"unlearned": (0.0, 0.003), "original": (1.0, 1.0)}
     assert " from 0% to 0.3%, 0.3% of the 100% " in sentence(result_of("image", **few)), "not 0%"
+    others = {"unlearned": (0.57, 0.99), "original": (0.90, 0.98)}
+    assert " from 57% to 99%, 100% of the 33% " in sentence(result_of("image", **others))
 
 
 def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved():

@@ -257,7 +257,8 @@ def sentence(result: AttackResult) -> str:
         what += f" from {percent(start)} to {back}"
         if ORIGINAL in by_model and not theirs:
             forgotten = by_model[ORIGINAL].mean("recognised", 0) - start
-            share = max(0.0, _given_back(result, UNLEARNED, steps) - start) / forgotten
+            more = _given_back(result, UNLEARNED, steps) - start  # or all, and others as well
+            share = min(max(0.0, more / forgotten), 1.0)
             theirs = f", {percent(share)} of the {percent(forgotten)} forgotten"
     head = "It lasts" if verdict else "It does not last"
     return f"{head}: {steps} steps of fine-tuning on the retain data {what}{theirs}."
