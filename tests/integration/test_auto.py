@@ -253,6 +253,9 @@ def test_a_lasting_run_of_a_language_model_stands_its_rehearsals(
     assert report["ended_kind"] == "goal"
     assert report["goal"]["after"]["forgotten"] == 6
     assert rehearsed(report["controller"])[-2:] == [6, 6]
+    said = " ".join(report_in(tmp_path / "out", "record.json")["statement"])
+    assert "in rehearsal" in said
+    assert "not tested" not in said
 
 
 def test_accumulation_looks_ahead_once_a_step(model, trainer_of, whole_class, monkeypatch):
