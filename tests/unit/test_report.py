@@ -173,6 +173,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (ALL | {"doubts": ["few"]}, True, 1.0, 0.0, "Whether it forgot can hardly be told", "open"),
     # forgotten means by the losses and lasting
     (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),
+    (ALL | {"lasting": True}, "no attack", 1.0, -0.1, f"{BY_LOSSES} was only rehearsed", "mixed"),
     (ALL, None, 1.0, -0.1, f"{BY_LOSSES} is open", "mixed"),
     (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
     (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),

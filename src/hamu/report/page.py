@@ -82,8 +82,10 @@ def verdict(run: Run) -> Verdict:
         return Verdict(f"It is hidden, not forgotten: {back}", "bad")
     headline, tone = f"{found.headline}; it lasts", found.tone
     if lasts is None:
-        tested, said = "is open" if run.attack else "was not tested", found.headline
-        tone = "mixed"
+        rehearsed = goal and goal.get("lasting") and goal["reached"]
+        tested = "was only rehearsed" if rehearsed else "was not tested"
+        tested = "is open" if run.attack else tested
+        said, tone = found.headline, "mixed"
         headline = f"By its losses {said[0].lower()}{said[1:]}; whether it lasts {tested}"
     if told := _told_apart(run.evaluation["after"]):
         headline, tone = f"{headline}; {told}", "mixed" if tone == "good" else tone
