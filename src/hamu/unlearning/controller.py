@@ -70,6 +70,7 @@ _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _WORTH_REPAIR = 0.5  # of what the best state misses, at most
 _REHEARSALS = 2  # in a row that a lasting run has to stand
+_REHEARSED = "forgotten_after_fine_tuning"
 # Measurements (rehearsals) without a better state or less missing, before a run gives up
 _PATIENCE, _PATIENCE_IF_LASTING = 30, 12
 _AS_LOW = {"unseen": "the test data have", "retrained": "the retain model has"}
@@ -137,6 +138,8 @@ class Controller(TrainerCallback):
                 words += f"; before any step that says only that {low} losses as low"
             more = "a higher" if self._goal.kind == "loss" else "--goal loss"
             self._finish("goal", f"{words}; {more} --target_forget_loss asks for more")
+        elif self._work.lookahead is not None:
+            self._rehearse()  # what it takes from the start model tells nothing
 
     def _goal_is_finite(self, now: Standing) -> bool:
         """True if no unseen loss is NaN, and none that is infinite is a target."""
@@ -285,10 +288,15 @@ class Controller(TrainerCallback):
             return now.share >= self._goal.share
         if not self._can_rehearse:
             return False
-        least = min(standing.count for standing in self._work.rehearse())
-        self.history[-1]["forgotten_after_fine_tuning"] = least
-        self._lasted = self._lasted + 1 if least / len(now.losses) >= self._goal.share else 0
+        is_passed = self._rehearse() / len(now.losses) >= self._goal.share
+        self._lasted = self._lasted + 1 if is_passed else 0
         return self._lasted >= _REHEARSALS
+
+    def _rehearse(self) -> int:
+        """Count what stays forgotten in a rehearsal, as the last measurement's."""
+        least = min(standing.count for standing in self._work.rehearse())
+        self.history[-1][_REHEARSED] = least
+        return least
 
     def _cost_by_all(self, cost: float) -> float:
         """The rise over all retain records, which corrects later costs, of a favourable sample."""
@@ -420,11 +428,13 @@ class Controller(TrainerCallback):
         return f"; {near['forgotten']:,} were at step {near['step']:,}, for {cost:+.4f}"
 
     def _words(self) -> str:
-        lasting, ahead = "", "forgotten_after_fine_tuning"
+        lasting = ""
         if self._work.lookahead is not None:
-            rehearsed = [f"{entry[ahead]:,}" for entry in self.history if ahead in entry]
+            start, *later = (entry.get(_REHEARSED) for entry in self.history)
+            rehearsed = [f"{count:,}" for count in later if count is not None]
             last = ", ".join(rehearsed[-_REHEARSALS:]) or "none yet"
             lasting = f", also after fine-tuning, {_REHEARSALS} times in a row: {last}"
+            lasting += f"; of the model before {start}"
         return (
             f"{self._best_count:,} of {self._records:,} records are forgotten "
             f"(goal {self._goal.kind}, {share_in_words(self._goal.share)} wanted{lasting}), "
