@@ -171,6 +171,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
     (ALL | {"sampled_from": 90}, True, 1.0, 0.0, "It forgot in a sample of 20 of 90 rec", "good"),
     (ALL | {"doubts": ["few"]}, True, 1.0, 0.0, "Whether it forgot can hardly be told", "open"),
+    (goal(3, 2) | {"doubts": ["few"]}, True, -0.1, 0.0, "It did not forget: 2 of 20 records", "bad"),
     # forgotten means by the losses and lasting
     (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),
     (ALL | {"lasting": True}, "no attack", 1.0, -0.1, f"{BY_LOSSES} was only rehearsed", "mixed"),

@@ -123,7 +123,7 @@ def _forgotten(run: Run) -> Verdict:
         return Verdict("The forget loss rose", "open")
     before, after = (run.goal[role]["forgotten"] for role in ROLES)
     count = f"{after:,} of {run.goal['after']['records']:,} records"
-    if run.goal.get("doubts"):
+    if run.goal.get("doubts") and after > before:
         return Verdict("Whether it forgot can hardly be told", "open")
     if goals.has_share(run.goal):
         if after == before:
