@@ -186,7 +186,7 @@ def test_figures_of_records_follow_their_definitions():
 
 
 def test_a_text_is_cut_where_its_predictions_end():
-    """One that was read whole is not, though it has more tokens without the space before it."""
+    """A text that was read stays uncut, though it has more tokens without the space before it."""
     tokenizer = new_tokenizer(["Who? Adalbert wrote", "Who? Adalbert read"] * 9, vocabulary=300)
     one = texts([TextRecord("Who?", " Adalbert wrote.", {})])
     data = encode(one, tokenizer)

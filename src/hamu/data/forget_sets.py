@@ -62,8 +62,9 @@ class UnlearningData(Generic[Records]):
         return _shared(self._digests["retain"], self._digests["forget"])
 
     def near_copies(self) -> tuple[int, int]:
-        """Count the retain texts that are forget texts in other case or punctuation, and the test
-        texts that are either.
+        """Count retain texts that equal a forget text but for case or punctuation.
+
+        Then test texts that equal a retain or a forget text so.
         """
         found: dict[str, Any] = {
             name: data.digests(loosely=True) for name, data in self.sets().items()

@@ -200,15 +200,15 @@ class Task(ABC):
         source, wrong = self.run.retain_model, ""
         if source is None:
             return
-        others = {r: Path(n).resolve() for r, n in self.named_models().items() if r != "retain"}
-        folder = Path(source).parent
+        folder, named = Path(source).parent, self.named_models().items()
+        others = {Path(name).resolve() for role, name in named if role != "retain"}
         if all((folder / name).is_file() for name in (CONFIG, INPUTS)):  # a run of ours
             trained = read_inputs(folder).get("training set")
             retain = set_entries("retain", problem.retain)["retain set"]
             if digests_in(trained) != digests_in(retain):
                 wrong = "was trained on other records than the retain set, by its inputs.json: "
                 wrong += "comparisons with it may not hold"
-        if Path(source).resolve() in others.values():
+        if Path(source).resolve() in others:
             wrong = "is also one of the models that are compared with it: no comparison holds"
         if wrong:
             self.tell(f"warning: the retain model {source} {wrong}")
