@@ -402,10 +402,28 @@ def test_a_state_is_the_last_only_if_the_loss_of_all_retain_records_is_within_th
     assert (work.run().weights, work.controller.reached) == (1, False)
 
 
+def test_a_state_is_kept_only_if_all_retain_records_cost_no_more_than_the_budget():
+    """They are measured from half of the budget on, and again from a quarter more."""
+    work = Work(*[(count, START + 0.01 * count) for count in (3, 6, 7, 8, 9)], (9, START)).start()
+    work.rises = [0.09, 0.11]
+    for _ in range(4):
+        work.step()
+    rises = [row.get("retain_rise") for row in work.controller.history]
+    assert rises == [None, None, None, None, pytest.approx(0.11)]  # that of 6 is within
+    assert work.rises == [], "all are measured at 0.06 and 0.08 alone"
+    assert work.controller.steps_of_best == 3
+    assert work.demand == 0.1, "lowered, as beyond the budget"
+    work.step()
+    assert work.controller.steps_of_best == 3, "0.09 by some records are 0.12 by all"
+    resumed = Work((3, START)).start().controller
+    resumed.load_state_dict(work.controller.state_dict())
+    assert resumed._checked_cost(0.09, is_there=False) == 0.09, "not yet a quarter more than 0.08"
+
+
 @pytest.mark.parametrize("gives_up", [True, False])
 def test_the_cost_of_a_missed_goal_is_that_of_all_retain_records(gives_up):
     work = Work((5, START + 0.06), *[(4, START + 0.06)] * (30 if gives_up else 1))
-    work.state.max_steps, work.rises = (1000 if gives_up else 2), [0.15]
+    work.state.max_steps, work.rises = (1000 if gives_up else 2), [0.09, 0.15]
     [end] = work.run().ends
     assert "5 of 10 records are forgotten" in end.text
     assert "retain loss +0.1500 of +0.1 allowed" in end.text, "though some records rise by 0.06"
