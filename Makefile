@@ -1,7 +1,8 @@
 # make demo | test | test-lowest | test-wheel | docs | bench | lint | venv: each sets up what it needs and runs.
 PYTHON ?= python3
 BIN := .venv/bin
-QUIET := --quiet --disable-pip-version-check
+# Bytecode is written where it is first imported, which takes less time than compiling all that is installed.
+QUICK := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo test test-lowest test-wheel docs bench lint venv clean
 
@@ -23,15 +24,15 @@ test-lowest: build/lowest/.complete
 
 build/lowest/.complete: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear build/lowest
-	build/lowest/bin/python -m pip install $(QUIET) --no-cache-dir --constraint constraints-lowest.txt --editable . pytest hypothesis pytest-xdist
+	build/lowest/bin/python -m pip install $(QUICK) --no-cache-dir --constraint constraints-lowest.txt --editable . pytest hypothesis pytest-xdist
 	@touch $@
 
 # The wheel alone, in an environment without the tools of development.
 test-wheel:
 	$(PYTHON) -m venv --clear build/wheel
-	build/wheel/bin/python -m pip install $(QUIET) --constraint constraints.txt torch
-	build/wheel/bin/python -m pip wheel $(QUIET) --no-deps --wheel-dir build .
-	build/wheel/bin/python -m pip install $(QUIET) --constraint constraints.txt build/hamu-*.whl
+	build/wheel/bin/python -m pip install $(QUICK) --constraint constraints.txt torch
+	build/wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
+	build/wheel/bin/python -m pip install $(QUICK) --constraint constraints.txt build/hamu-*.whl
 	cd build && wheel/bin/hamu demo --output_dir wheel/demo
 
 docs: venv
@@ -53,8 +54,8 @@ venv: .venv/.complete
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt torch
-	$(BIN)/python -m pip install $(QUIET) --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install $(QUICK) --constraint constraints.txt torch
+	$(BIN)/python -m pip install $(QUICK) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 clean:
