@@ -1,10 +1,11 @@
 """The league: every method and forget objective at equal forgetting, with equal effort.
 
-    python -m experiments league digits [cifar] [tofu] --cifar_dir CIFAR10 --tofu_dir TOFU
+    python -m experiments league digits [cifar] [tofu] --cifar_dir CIFAR10 --tofu_dir TOFU [--repeat]
 
 Each problem: an original model, a model retrained without the forget set, and `hamu compare --at` the retrained model's
 forget loss: the same steps, batches, optimizer (AdamW) and number of trials for all, the best settings with three seeds,
-then 20 steps of fine-tuning on retain data. Adds to docs/results/league.json and prints the tables of league.md.
+then 20 steps of fine-tuning on retain data. Adds what docs/results/league.json lacks and prints the tables of league.md;
+--repeat runs the best settings of entries that have fewer seeds with the others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isclose
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,11 +43,15 @@ class Effort:
     seeds: tuple[int, ...] = (42, 43, 44)
     further: tuple[str, ...] = ()  # options
 
-    def words(self) -> tuple[str, ...]:
-        """As options of `hamu compare`."""
+    def fixed(self) -> tuple[str, ...]:
+        """Options of `hamu compare` that all runs share."""
         return (*BY_HAND.split(), "--max_steps", str(self.steps), "--eval_strategy", "steps",
-                "--eval_steps", str(self.evaluated_every), "--learning_rate", str(self.rate),
-                "--trials", str(self.trials), "--seeds", *map(str, self.seeds), *self.further)  # fmt: skip
+                "--eval_steps", str(self.evaluated_every), *self.further)  # fmt: skip
+
+    def tuned(self) -> tuple[str, ...]:
+        """Options of `hamu compare` that choose the best settings of a method."""
+        return (*self.fixed(), "--learning_rate", str(self.rate), "--trials", str(self.trials),
+                "--seeds", *map(str, self.seeds))  # fmt: skip
 
 
 EFFORT = {
@@ -66,6 +72,21 @@ LONGER = {
 # Forget objectives beside each method's own, and the methods that raise them here.
 OBJECTIVES = ("bounded", "npo", "simnpo", "wga", "satimp", "undial", "ce-u")
 RAISING = ("hamu-q", "gdiff", "pcgrad")
+# By seed in an entry, and their names in a comparison.
+FIGURES = {
+    "cost": "at_gain",
+    "step": "at_step",
+    "test_accuracy": "at_test_accuracy",
+    "relearned": "relearned",
+    "forget_loss": "forget_loss",
+    "retain_loss": "retain_loss",
+}
+# Options by their name in an entry.
+SETTINGS = {
+    "constraint": "--constraint",
+    "forget_weight": "--forget_weight",
+    "learning_rate": "--learning_rates",
+}
 
 
 def measured(
@@ -75,6 +96,8 @@ def measured(
     objective: str | None,
     effort: Effort,
     jobs: int,
+    *,
+    with_default: bool,
 ) -> dict[str, Any]:
     """Methods with their own forget objectives, or with one for all, on a problem."""
     model, retain_model = original(problem, work), retrained(problem, work)
@@ -87,14 +110,14 @@ def measured(
     if not (attacked / "attack.json").exists():
         place = ("--output_dir", str(attacked))
         run("attack", *what, *problem.extra, "--model", retain_model, *ATTACK, *place)
-    folder = work / f"{slug(problem.name)}-league-{objective or 'own'}"
+    folder = work / "-".join([slug(problem.name), "league", objective or "own", *methods])
     raised = () if objective is None else ("--forget_objective", objective)
-    run("compare", *what, *problem.extra, "--model", model, "--methods", *methods, *raised, *effort.words(),
+    run("compare", *what, *problem.extra, "--model", model, "--methods", *methods, *raised, *effort.tuned(),
         "--at", f"forget={level:.4g}", *ATTACK, "--jobs", str(jobs), "--output_dir", str(folder))  # fmt: skip
     found = json.loads((folder / "comparison.json").read_text())
     own = json.loads((attacked / "attack.json").read_text())["outcomes"]["relearn-retain"]
     rows, levels = {name: _row(found, name) for name in methods}, by_level(folder, found, methods)
-    if objective is None:
+    if with_default:
         rows[DEFAULT] = by_default(problem, work, found["at"]["loss"], effort)
         levels[DEFAULT] = costs_by_level(
             [trajectory_of(default_run(problem, work, effort.seeds[0]))]
@@ -112,6 +135,42 @@ def measured(
 def _mean(figure: Any) -> float:
     """A figure of all seeds; records are sampled by the seed."""
     return float(figure["mean"] if isinstance(figure, Mapping) else figure)
+
+
+def added(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem's figures with those of more entries, which must start from the same model."""
+    for side, loss in new["start"].items():
+        if not isclose(loss, old["start"][side], rel_tol=1e-6):
+            raise SystemExit(
+                f"{side} loss {loss} at the start, the known entries began at {old['start'][side]}: "
+                f"they had another model; give its --work_dir, or another --output"
+            )
+    return {**old, **{key: old[key] | new[key] for key in ("rows", "levels")}}
+
+
+def repeat(
+    problem: Problem, work: Path, part: dict[str, Any], objective: str | None, effort: Effort
+) -> None:
+    """Run the best settings of each entry with the seeds that it lacks, and add what they cost.
+
+    An entry that does not get there with all seeds never gets there.
+    """
+    what, model = (*problem.data, *problem.forget, *problem.extra), original(problem, work)
+    raised = () if objective is None else ("--forget_objective", objective)
+    rows = part["rows"]
+    for method in [name for name, row in rows.items() if row is not None and name != DEFAULT]:
+        seeds = effort.seeds[len(rows[method]["cost"]) :]
+        if not seeds:
+            continue
+        row, known = rows[method], [name for name in SETTINGS if name in rows[method]]
+        settings = [word for name in known for word in (SETTINGS[name], str(row[name]))]
+        folder = work / f"{slug(problem.name)}-league-{objective or 'own'}-{method}-repeated"
+        run("compare", *what, "--model", model, "--methods", method, *raised, *settings, *effort.fixed(),
+            "--seeds", *map(str, seeds), "--at", f"forget={part['level']:.4g}", *ATTACK, "--output_dir", str(folder))  # fmt: skip
+        found = json.loads((folder / "comparison.json").read_text())
+        found["best"] = [one["setting"] for one in found["runs"]]
+        more = _row(found, method)
+        rows[method] = more and row | {name: row[name] + more[name] for name in FIGURES}
 
 
 def longer(problem: Problem, work: Path, level: float, effort: Effort) -> None:
@@ -193,15 +252,14 @@ def _row(found: Mapping[str, Any], method: str) -> dict[str, Any] | None:
     if not rows or any(row.get("at_gain") is None for row in rows):
         return None
     rows.sort(key=lambda row: row["seed"])
-    settings = ("constraint", "forget_weight", "learning_rate")
-    return {name: rows[0][name] for name in settings if rows[0][name] is not None} | _by_seed(rows)
+    return {name: rows[0][name] for name in SETTINGS if rows[0][name] is not None} | _by_seed(rows)
 
 
 def _by_seed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Figures of rows that differ in the seed."""
-    keys = {"cost": "at_gain", "step": "at_step", "test_accuracy": "at_test_accuracy", "relearned": "relearned",
-            "forget_loss": "forget_loss", "retain_loss": "retain_loss"}  # fmt: skip
-    by_seed: dict[str, Any] = {name: [row.get(key) for row in rows] for name, key in keys.items()}
+    by_seed: dict[str, Any] = {
+        name: [row.get(key) for row in rows] for name, key in FIGURES.items()
+    }
     by_seed["cost"] = [-gain for gain in by_seed["cost"]]
     return by_seed
 
@@ -297,6 +355,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument(
         "--longer", action="store_true", help="rivals in four times the steps, on known rows"
     )
+    parser.add_argument("--repeat", action="store_true", help="known entries with more seeds")
     parser.add_argument("--trials", type=int, help="runs that tune each method; by default 8")
     parser.add_argument("--seeds", nargs="+", type=int, help="by default 42 43 44")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
@@ -318,12 +377,16 @@ def main(argv: list[str]) -> None:
         for objective in (None, *options.objectives):
             name = problem.name if objective is None else f"{problem.name} | {objective}"
             asked = methods if objective is None else [one for one in RAISING if one in methods]
-            wanted = {*asked, DEFAULT} if objective is None else {*asked}
-            if wanted - parts.get(name, {}).get("rows", {}).keys():
-                effort = EFFORT.get(problem.name) or EFFORT[problem.original]
-                asked_for = {"trials": options.trials, "seeds": options.seeds}
-                given = {name: value for name, value in asked_for.items() if value is not None}
-                effort = replace(effort, **given)
-                parts[name] = measured(problem, work, asked, objective, effort, options.jobs)
-                path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
+            effort = EFFORT.get(problem.name) or EFFORT[problem.original]
+            given = {"trials": options.trials, "seeds": options.seeds and (*options.seeds,)}
+            effort = replace(effort, **{key: one for key, one in given.items() if one is not None})
+            known = parts.get(name, {}).get("rows", {})
+            missing = [one for one in asked if one not in known]
+            if options.repeat and known:
+                repeat(problem, work, parts[name], objective, effort)
+            elif missing:
+                is_new = objective is None and DEFAULT not in known
+                new = measured(problem, work, missing, objective, effort, options.jobs, with_default=is_new)  # fmt: skip
+                parts[name] = added(parts[name], new) if known else new
+            path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
     print(table(parts))
