@@ -149,6 +149,17 @@ def test_a_frozen_parameter_takes_no_part_and_is_refused_once_it_is_unfrozen(mod
     assert pair.combine().decision == "step"
 
 
+def test_a_frozen_parameter_does_not_move_by_a_gradient_of_training_before(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss(model, 1).backward()
+    model[0].requires_grad_(False)
+    before = model[0].weight.clone()
+    pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
+    assert passed(pair, model, ("retain", 1), ("forget", 2))[0].decision == "step"
+    optimizer.step()
+    assert torch.equal(model[0].weight, before)
+
+
 def test_a_layer_replaced_in_the_model_is_refused(model):
     """Its gradient would be the sum of both sides, and the optimizer would step on it."""
     pair, both = PairedGradients(model, HamuQ(0.3, **RELATIVE)), (("retain", 1), ("forget", 2))

@@ -163,7 +163,8 @@ class PairedGradients:
             optimizer.step()
 
     Args:
-        model: any module; the parameters that require a gradient now take part.
+        model: any module; the parameters that require a gradient now take part. The others'
+            `.grad`, of training before, is cleared: an optimizer would step on it.
         method: the rule of combination, such as `HamuQ()` or `build_method(name)`.
         blocks: "tensor" (one block per parameter), "module" (per module), "model" (one), or a
             function from a parameter's name to a key; parameters with equal keys form one block.
@@ -229,6 +230,8 @@ class PairedGradients:
         self.steps_per_pass = list(passes)
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+        for _, frozen in self._frozen:
+            frozen.grad = None
         self.block_names, self.block_of = group_blocks(self.names, blocks)
         layout = Layout
         if sharded:
