@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ from hamu.data import forget_class, read_images
 from hamu.data.forget_sets import subset
 from hamu.evaluation import AttackResult, Predictions
 from hamu.evaluation.attacks import QUANTIZE, RELEARN_RETAIN, RETRAINED, UNLEARNED, Outcome
+from hamu.evaluation.gains import Gains
 from hamu.report import pictures
 from hamu.report.charts import step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict
@@ -370,6 +372,16 @@ def test_frontiers_mark_a_demand_that_can_be_met(drawn, tmp_path, constraint, mo
     for axes, marked in zip(drawn[0].axes, (label, []), strict=True):
         labels = [line.get_label() for line in axes.get_lines()]
         assert [text for text in labels if text.startswith("the")] == marked
+
+
+def test_no_two_ticks_of_small_gains_run_into_each_other(drawn, tmp_path):
+    runs = [(name, [Gains(0.0, 0.0), Gains(0.0177, 0.2)], Gains(0.0177, 0.2)) for name in STYLES]
+    runs += [("ga", [Gains(0.0, 0.0), Gains(-0.065, -0.0965)], Gains(-0.065, -0.0965))]
+    pictures.plot_comparison(runs, {"pcgrad-one-sided": 0.0213}, tmp_path / "comparison.png")
+    labels = [one for one in drawn[0].axes[0].get_xticklabels() if one.get_text()]
+    boxes = [one.get_window_extent() for one in labels]
+    assert len(boxes) > 2
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_comparison_stands_for_its_runs_and_names_the_failed(tmp_path):

@@ -173,6 +173,7 @@ def draw_trajectories(
     axes.set(xlabel=r"retain utility gained, $-\Delta L_r$")
     axes.set(ylabel=r"forget quality gained, $\Delta L_f$")
     axes.spines[["top", "right"]].set_visible(False)
+    axes.locator_params(axis="x", nbins=5)  # more labels of small gains would run into each other
     arrow = {"arrowstyle": "->", "color": "0.5"}
     axes.annotate("better", (1, 1), (0.8, 0.9), "axes fraction", arrowprops=arrow, color="0.5")
     if legend:
