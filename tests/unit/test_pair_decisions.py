@@ -150,6 +150,17 @@ def test_the_regime_is_direct_rectified_or_unavoidable(angle, regime, direct):
     assert (step.regime, step.direct_share) == (regime, direct)
 
 
+def test_a_method_that_is_exchanged_stops_by_its_own_rule():
+    gradients, method = vectors(angle=0.1), HamuQ(0.5, "relative", stopping="off")
+    pair, decisions = PairedGradients(Holder(gradients[0]), method), []
+    for stopping in ("off", "aggregate", "off"):
+        pair.method = replace(method, stopping=stopping)
+        for side, grads in zip(("retain", "forget"), gradients, strict=True):
+            collect(pair, side, grads)
+        decisions.append(pair.combine().decision)
+    assert decisions == ["step", "stop", "step"]
+
+
 def test_a_saved_pair_resumes_where_it_was():
     """A criterion that is met by two means of two steps in a row stops the third step."""
     retain, forget = vectors(angle=0.1)

@@ -37,7 +37,7 @@ class StepTaken:
         gain: change of the constrained, clipped loss in the promised direction, by block, [L]; None
             for methods without a constraint.
         demand: η q_i, [L]; None likewise. Both are 0 of a step that was not taken.
-        corrected: [L] bool, the blocks that fell short; None without correct_steps.
+        corrected: [L] bool, the blocks that fell short; None without correct_steps, or a step.
         lengths: ‖Δw_i‖ of each block, [L].
     """
 

@@ -506,7 +506,8 @@ class PairedGradients:
         self.discard()
         raise HamuError(
             f"the weights changed after the {sides} gradient was collected, so it is stale; call "
-            f"combine() before optimizer.step(), or discard() to start the pair anew"
+            f"combine() before optimizer.step(), or discard() to start the pair anew; a layer that "
+            f"writes its weight in its forward pass, as Embedding(max_norm=...), must be frozen"
         )
 
     def _weighed(
@@ -600,6 +601,8 @@ class PairedGradients:
 
     def _criterion(self, status: ConstraintStatus, read: dict[str, Tensor]) -> str:
         """Explanation of a stop by the criterion; empty if it is not met."""
+        if (rule := self.method.stopping_rule) != self._memory.rule:  # of a method set since
+            self._memory = StoppingMemory(rule)
         if self._population is None:
             if not self._memory.update(status.headroom, bool(status.conflict)):
                 return ""

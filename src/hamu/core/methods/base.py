@@ -55,7 +55,7 @@ class StoppingRule:
             raise unknown("stopping criterion", self.criterion, get_args(Criterion))
         if not self.margin >= 0:
             raise HamuError(f"stopping margin {self.margin} is negative; use 0 or more")
-        if self.patience < 1 or self.window < 1:
+        if not (self.patience >= 1 and self.window >= 1):
             raise HamuError(
                 f"patience {self.patience} and window {self.window} must be at least 1 step"
             )
