@@ -9,8 +9,8 @@ targets, with HAMU-Q on the bounded objective as the engine:
         measure every forget record and some retain records
         keep the state if it is within the budget and has the most records forgotten so far, or as
             many and less missing (a lasting run: also if it has the share, for the longer it has
-            run, the better it lasts); from half of the budget on, all retain records are measured
-            whenever a state to keep costs a quarter more than at the last time
+            run, the better it lasts), by all retain records too whenever half of what they had left
+            of the budget is used up
         end if the share is reached within the budget, by all retain records too (a lasting run:
             also after fine-tuning a copy, twice in a row)
         the budget is exceeded           ->  φ halved, if above a fifth (not in a lasting run) a
@@ -79,7 +79,7 @@ _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
     *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
-    "_last_checked",
+    "_next_check",
 )
 
 
@@ -107,7 +107,7 @@ class Controller(TrainerCallback):
         self.start_loss = math.nan  # the budget counts from it
         self._best_count, self._best_cost, self._records = -1, math.inf, 0
         self._best_missing = self._least_missing = self._last_missing = self._last_cost = math.inf
-        self._last_checked = 0.0  # cost by the sample, of a state that all retain records confirm
+        self._next_check = 0.5 * self.budget  # cost from which all retain records are measured
         self._idle = self._lasted = self._last_too_high = 0
         self.steps_of_best = 0  # taken
         self._beyond = 0.0  # rise over all retain records less that of the measured, last known
@@ -303,13 +303,13 @@ class Controller(TrainerCallback):
 
     def _checked_cost(self, cost: float, is_there: bool) -> float:
         """The cost of a state to keep: by all retain records if these find it too dear."""
-        is_due = cost >= max(0.5 * self.budget, 1.25 * self._last_checked)
-        rise = self._work.retain_rise() if is_there or is_due else None
+        is_due = is_there or cost >= self._next_check
+        rise = self._work.retain_rise() if is_due else None
         if rise is None:
             return cost
         if not is_there and rise <= self.budget:
-            self._last_checked = cost  # which stays, to compare with the costs before
-            return cost
+            self._next_check = cost + 0.5 * (self.budget - rise)
+            return cost  # by the sample, to compare with the costs before
         self._beyond += rise - cost  # corrects later costs, of a favourable sample
         self.history[-1]["retain_rise"] = rise
         return rise
@@ -432,7 +432,7 @@ class Controller(TrainerCallback):
         near = max(finite, key=lambda e: (min(e["forgotten"], wanted), -e["retain_loss"]))
         if near["forgotten"] <= self._best_count:
             return ""
-        cost = near["retain_loss"] - self.start_loss + self._beyond
+        cost = near.get("retain_rise", near["retain_loss"] - self.start_loss + self._beyond)
         return f"; {near['forgotten']:,} were at step {near['step']:,}, for {cost:+.4f}"
 
     def _words(self) -> str:
