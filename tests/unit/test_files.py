@@ -4,11 +4,12 @@ import os
 import stat
 
 import pytest
-from torch import nn
+from small_models import small_vision_transformer
 
 from hamu import HamuError
 from hamu.errors import first_line
 from hamu.files import parse_json, read_json
+from hamu.models.storage import save_rest
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.resumable import Checkpoints
 
@@ -40,11 +41,14 @@ def test_all_is_as_open_as_the_mask_allows_but_settings_that_may_name_a_person(t
     with RunFolder(tmp_path / "run") as folder:
         assert mode(folder.write_config({"method": "ga"})) == 0o666 & ~mask
         assert mode(folder.write_config({"forget_filter": "author=Jane Doe"})) == 0o600
-        assert mode(folder.save_model(nn.Linear(2, 2))) == 0o777 & ~mask
+        place = folder.save_model(small_vision_transformer())
+        assert mode(place) == 0o777 & ~mask
     checkpoints = Checkpoints(tmp_path)
-    with checkpoints.writing(1):
-        pass
+    with checkpoints.writing(1) as staged:
+        save_rest(small_vision_transformer(), staged)
     assert mode(checkpoints.path(1)) == 0o777 & ~mask
+    written = [*place.iterdir(), *checkpoints.path(1).iterdir()]
+    assert {mode(path) for path in written} == {0o666 & ~mask}
 
 
 @pytest.mark.parametrize(("text", "said"), [

@@ -199,6 +199,8 @@ def save_model(model: Any, folder: Path) -> None:
     # not "auto": PEFT would ask the hub whether the base model's embeddings have changed
     more = {"save_embedding_layers": embeddings} if is_adapter else {}
     model.save_pretrained(folder, safe_serialization=True, state_dict=state, **more)
+    for path in folder.glob(_WEIGHTS):
+        _open_as_folder(path)
 
 
 def save_rest(model: Any, folder: Path) -> None:
@@ -267,6 +269,14 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     """Write tensors; safetensors refuses those that share memory."""
     apart = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     save_file(apart, path)
+    _open_as_folder(path)
+
+
+def _open_as_folder(path: Path) -> None:
+    """Let those read weights who may read their folder; safetensors writes for the owner alone."""
+    mode, meant = (one.stat().st_mode & 0o666 for one in (path, path.parent))
+    if meant & ~mode:
+        path.chmod(mode | meant)
 
 
 def merged(model: Any) -> Any:
