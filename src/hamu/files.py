@@ -4,10 +4,12 @@ names, JSON, digests, and writing that is whole or not there.
 Whatever is written beside its place has the name of the place with a dot before it.
 """
 
+import errno
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +34,8 @@ COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
 COMPARISON_TABLES = ("comparison.csv", "comparison.md", "comparison.tex")
 # The folder of a step's checkpoint is CHECKPOINT and the step.
 CHECKPOINT, MANIFEST, TRAINER_STATE = "checkpoint-", "manifest.json", "trainer_state.json"
+_OF_TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HUB = "hub:"  # only a name that begins so may use the network
 DIGITS = "digits"  # images that come with scikit-learn
 MINIATURE = "miniature"  # texts that come with this package
@@ -148,10 +152,22 @@ def writing_model(into: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "PytorchStreamWriter" not in str(error):
+        if isinstance(error, RuntimeError) and not _OF_TORCH_SAVE.search(str(error)):
             raise
         full = f"{into}: {first_line(error)}; make room, {remedy}"
         raise HamuError(full) from error
+
+
+@contextmanager
+def finding_room(path: Path) -> Iterator[None]:
+    """Name the file for which a disk or quota has no room: a failed write does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        full = f"{path} cannot be written: {first_line(error)}; make room, and give the same"
+        raise HamuError(f"{full} command again") from error
 
 
 def write_whole(target: Path, text: str, *, private: bool = False) -> None:

@@ -1,15 +1,21 @@
 """Files that runs leave: damaged JSON, what the mask lets others open, checkpoints that stay."""
 
 import os
+import resource
+import signal
 import stat
+from contextlib import contextmanager
 
 import pytest
+import torch
+from matplotlib import pyplot as plt
 from small_models import small_vision_transformer
 
 from hamu import HamuError
 from hamu.errors import first_line
-from hamu.files import parse_json, read_json
+from hamu.files import finding_room, parse_json, read_json, writing_model
 from hamu.models.storage import save_rest
+from hamu.report.pictures import save_figure
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.resumable import Checkpoints
 
@@ -24,6 +30,40 @@ def test_a_damaged_file_is_named_with_what_to_remove(tmp_path, content):
         read_json(path, remove=tmp_path)
     path.write_text('{"seed": 1}')
     assert parse_json(path) == read_json(path) == {"seed": 1}
+
+
+@contextmanager
+def quota(size):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, earlier)
+
+
+def test_a_file_that_finds_no_room_is_named_with_the_way_out(tmp_path):
+    figure = plt.figure()
+    with RunFolder(tmp_path / "run") as folder:
+        for name, write in (
+            ("evaluation.json", lambda name: folder.write_text(name, "x" * 600)),
+            ("steps.jsonl", lambda name: folder.append_line(name, {"step": "x" * 600})),
+            ("attack.png", lambda name: save_figure(figure, folder.path / name)),
+        ):
+            failure = f"{name} cannot be written: .*File too large; make room, and give the same"
+            with quota(100), pytest.raises(HamuError, match=failure):
+                write(name)
+    with pytest.raises(FileNotFoundError), finding_room(tmp_path):  # which names it
+        (tmp_path / "gone").read_text()
+
+
+@pytest.mark.parametrize("size", [100, 70_000])
+def test_torch_that_finds_no_room_is_told_from_its_other_errors(tmp_path, size):
+    refused = pytest.raises(HamuError, match=r"nothing: .*; make room, wait")
+    with quota(size), refused, writing_model("nothing", "wait"):
+        torch.save(torch.zeros(100_000), tmp_path / "run.pt")
+    with pytest.raises(RuntimeError, match="other"), writing_model("nothing", "wait"):
+        raise RuntimeError("other")
 
 
 @pytest.fixture(params=[0o022, 0o027])

@@ -18,6 +18,7 @@ from hamu.assess import Frontier
 from hamu.core.methods import TABLE, HamuQ, HamuU
 from hamu.evaluation import attacks
 from hamu.evaluation.gains import Gains
+from hamu.files import finding_room
 from hamu.report.tables import attack_figure, strengths
 
 # Of each method, in the order of the table: Okabe and Ito's colours, distinct in print and for
@@ -208,6 +209,7 @@ def plot_attacks(result: attacks.AttackResult, path: Path) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Save a figure to a file, whole or not at all."""
     beside = path.with_name(f".{path.name}.tmp")
-    figure.savefig(beside, dpi=150, format=path.suffix.lstrip("."))
+    with finding_room(path):
+        figure.savefig(beside, dpi=150, format=path.suffix.lstrip("."))
     plt.close(figure)
     beside.replace(path)

@@ -199,14 +199,16 @@ class RunFolder:
     def append_line(self, name: str, content: Mapping[str, Any]) -> None:
         """Append one JSON line and flush it, so that the log can be read while it grows."""
         if is_main():
-            with open(self.prepare() / name, "a", encoding="utf-8") as file:
+            path = self.prepare() / name
+            with files.finding_room(path), open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(dict(content)) + "\n")
 
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
         """Write one file whole; a private one is for its owner alone."""
         target = self.prepare() / name
         if is_main():
-            files.write_whole(target, text, private=private)
+            with files.finding_room(target):
+                files.write_whole(target, text, private=private)
         return target
 
     def write_json(self, name: str, content: Any) -> Path:
