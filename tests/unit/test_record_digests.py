@@ -73,6 +73,14 @@ def test_weights_in_one_file_and_in_many_have_one_digest(tmp_path):
     assert weights_digest(tmp_path / "parts") == whole
 
 
+def test_only_weights_that_are_loaded_count(tmp_path):
+    own = digest_of(tmp_path, {"a": torch.ones(3)})
+    save_file({"a": torch.zeros(3)}, tmp_path / "adapter_model.safetensors")
+    assert weights_digest(tmp_path) == own, "a whole model is loaded from model.safetensors"
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert weights_digest(tmp_path) not in (own, None)
+
+
 def test_weights_that_are_missing_or_damaged(tmp_path):
     assert weights_digest(tmp_path) is None
     digest_of(tmp_path, {"a": torch.ones(3)})

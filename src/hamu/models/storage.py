@@ -161,9 +161,9 @@ def is_adapter(folder: str | Path) -> bool:
 
 def weight_files(folder: Path) -> list[Path]:
     """List the safetensors of a saved model: of its adapter, one file, or an index's parts."""
-    for name in (ADAPTER_WEIGHTS, "model.safetensors"):
-        if (folder / name).is_file():
-            return [folder / name]
+    one = folder / (ADAPTER_WEIGHTS if is_adapter(folder) else "model.safetensors")
+    if one.is_file():
+        return [one]
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return []
