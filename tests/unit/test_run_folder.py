@@ -107,11 +107,12 @@ def test_a_folder_that_is_taken_stays_as_it_is_and_says_by_what(tmp_path, given,
 def test_a_place_where_no_folder_can_be_is_refused(tmp_path):
     (tmp_path / "out").write_text("mine")
     (tmp_path / "link").symlink_to("gone/away")
-    for place in ("out", "out/deeper", "x" * 300, "link", "link/out"):
+    (tmp_path / "loop").symlink_to("loop")
+    for place in ("out", "out/deeper", "x" * 300, "link", "link/out", "loop", "loop/out"):
         cannot = f"{place} cannot be made: .*; choose another --output_dir"
         with pytest.raises(HamuError, match=cannot):
             RunFolder(tmp_path / place)
-    assert names_in(tmp_path) == ["link", "out"], "nothing is left of trying"
+    assert names_in(tmp_path) == ["link", "loop", "out"], "nothing is left of trying"
 
 
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])

@@ -64,9 +64,9 @@ class RunFolder:
         self.path, self._overwrite, self._resume = Path(path), overwrite, resume
         self._lock: FileLock | None = None
         self._prepared = False
-        resolved = self.path.resolve()
+        resolved = Path(os.path.realpath(path))  # resolve() fails on a link to itself
         for source in sources:
-            origin = Path(os.path.realpath(source))  # resolve() fails on a link to itself
+            origin = Path(os.path.realpath(source))
             overlaps = resolved.is_relative_to(origin) or origin.is_relative_to(resolved)
             if origin.exists() and overlaps:
                 both = f"the output folder {path} and the source {source} overlap"
