@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from hamu import HamuError
 from hamu.cli import main
+from hamu.files import remove_whole
 from hamu.models import load_classifier
 from hamu.unlearning.trainer.logs import ProgressBar
 from hamu.unlearning.trainer.resumable import ResumableTrainer
@@ -438,6 +439,15 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(tmp_path, whole
     assert "make room, and go on from the one before with --resume" in err
     left = sorted(p.name for p in (tmp_path / "run").glob("*checkpoint*"))
     assert left == ["checkpoint-1", "checkpoint-2"]
+    assert resume()[0] == 0
+    assert outcome(tmp_path / "run") == whole(*ADAM)
+
+
+@pytest.mark.parametrize("lost", ["model", "evaluation.json"])
+def test_a_complete_run_makes_again_what_it_has_lost(tmp_path, whole, broken, resume, lost):
+    broken(2, *EVERY_STEP, *ADAM)
+    assert resume()[0] == 0
+    remove_whole(tmp_path / "run" / lost)
     assert resume()[0] == 0
     assert outcome(tmp_path / "run") == whole(*ADAM)
 

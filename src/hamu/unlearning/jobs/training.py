@@ -95,11 +95,16 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     task = choose_task(settings, console)
     task.classes_of = None if task.is_built_in(run.model) else run.model
     folder = task.folder()
-    if run.resume and folder.has(EVALUATION):
+    if run.resume and _is_complete(folder, EVALUATION):
         return Trained(folder.path, read_json(folder.path / EVALUATION), was_complete=True)
     task.settle_adapter()
     with folder:
         return _train(task, folder)
+
+
+def _is_complete(folder: RunFolder, last: str) -> bool:
+    """True for a run with its last file, and its results; lost ones are made again."""
+    return folder.has(last) and folder.has(EVALUATION) and (folder.path / MODEL).is_dir()
 
 
 def _train(task: Task, folder: RunFolder) -> Trained:
@@ -188,7 +193,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     if run.dry_run:
         return plan(settings, console)
     place = Path(str(args.output_dir))
-    if run.resume and RunFolder(place, resume=True).has(RECORD):
+    if run.resume and _is_complete(RunFolder(place, resume=True), RECORD):
         return Unlearned(place, read_json(place / EVALUATION), was_complete=True)
     build_metrics()  # a broken one is to cost no run
     task = choose_task(settings, console)
