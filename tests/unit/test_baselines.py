@@ -153,6 +153,12 @@ def test_constant_weights(name, settings, retain, forget):
         torch.testing.assert_close(combined(name, g_r, g_f), retain * g_r + forget * g_f)
 
 
+def test_every_method_has_a_transcription():
+    elsewhere = {"hamu-q", "hamu-u", "cagrad"}
+    constant = {name for name, *_ in CONSTANT}
+    assert {*RULES, *REMEMBERING} | constant | elsewhere == {*method_classes()}
+
+
 @pytest.mark.parametrize("name", method_classes())
 def test_every_method_can_be_sent_to_another_process(name):
     method = build_method(name)

@@ -230,7 +230,7 @@ def test_means_are_over_the_seeds_of_a_setting():
 def test_the_reference_is_the_worst_retain_loss_within_limits(worst, reference):
     rows = row("ga", forget=4.0, retain=worst), row("ft", forget=2.0, retain=0.25)
     found = compared(*rows, failed("kl"))
-    own = {"ft": 2.0 * (0.25 - reference), "ga": 4.0 * max(0.0, worst - reference), "kl": 0.0}
+    own = {"ft": 2.0 * (0.25 - reference), "ga": 4.0 * max(0.0, worst - reference)}
     volume = found.summary()["hypervolume"]
     assert volume == {"reference": (0.0, reference), "methods": pytest.approx(own)}
 
@@ -339,7 +339,7 @@ def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
     assert remarks(found)[0].startswith("before: forgotten 1 of 20, ")
     page = markdown_page(found)
     shown = ("| forgotten |", "| AUC retrained |", "| 19 of 20, 3 too high |", "| 18 of 20 |")
-    for said in (*shown, "| 0.512 |", "| 18.5 ± 0.707107 of 20, 2 ± 1.41421 too high |"):
+    for said in (*shown, "| 0.512 |", "| 18.5 ± 0.7 of 20, 2.0 ± 1.4 too high |"):
         assert said in page
 
 

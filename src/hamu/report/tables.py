@@ -291,7 +291,9 @@ def comparison_table(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -
     for row in rows:
         written.append({**row, "pareto": "*" if row.get("pareto") else ""})
         if row.get("forgotten") is not None:
-            form, of, high = Column("", "", "g"), row["forget_records"], row.get("too_high") or 0
+            is_mean = isinstance(row["forgotten"], Mapping)
+            form = Column("", "", ",.1f" if is_mean else ",")
+            of, high = row["forget_records"], row.get("too_high") or 0
             least = high["mean"] if isinstance(high, Mapping) else high
             is_high = isinstance(of, int) and least > LEVEL * of
             stand_out = f", {form.text(high)} too high" if is_high else ""

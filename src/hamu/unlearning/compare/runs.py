@@ -208,10 +208,11 @@ class Comparison:
 
     @cached_property
     def hypervolumes(self) -> dict[str, float]:
-        """The hypervolume of each method, of the gains with which its finished runs ended."""
-        ends: dict[str, list[Gains]] = {row["method"]: [] for row in self.found}
+        """The hypervolume of each method with finished runs, of the gains with which they ended."""
+        ends: dict[str, list[Gains]] = {}
         for row in self.found:
-            ends[row["method"]] += [] if row["failed"] else [_gains(row)]
+            if not row["failed"]:
+                ends.setdefault(row["method"], []).append(_gains(row))
         return {name: pareto.hypervolume(gains, self.reference) for name, gains in ends.items()}
 
     def summary(self) -> dict[str, Any]:
