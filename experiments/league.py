@@ -280,7 +280,7 @@ def entries(parts: Mapping[str, Any], problem: str) -> dict[str, Any]:
     for name, part in parts.items():
         of, _, objective = name.partition(" | ")
         if of == problem:
-            suffix = f" + {objective}" if objective else ""
+            suffix = f"+{objective}" if objective else ""
             found |= {method + suffix: row for method, row in part["rows"].items()}
     return found
 
@@ -382,8 +382,9 @@ def main(argv: list[str]) -> None:
             effort = replace(effort, **{key: one for key, one in given.items() if one is not None})
             known = parts.get(name, {}).get("rows", {})
             missing = [one for one in asked if one not in known]
-            if options.repeat and known:
-                repeat(problem, work, parts[name], objective, effort)
+            if options.repeat:
+                if known:
+                    repeat(problem, work, parts[name], objective, effort)
             elif missing:
                 is_new = objective is None and DEFAULT not in known
                 new = measured(problem, work, missing, objective, effort, options.jobs, with_default=is_new)  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from run_files import read, write_rows
 
-from experiments.league import _mean, ranked, table
+from experiments.league import _mean, added, ranked, table
 from experiments.paper import EXPERIMENTS, Scale, Trained
 from experiments.paper.batches import Batches
 from experiments.paper.common import BASELINES, METHODS, pearson_of
@@ -355,6 +355,16 @@ def test_entries_of_the_league_rank_by_mean_cost_then_by_what_comes_back_and_las
     rows = {name: cost and {"cost": cost, "relearned": [len(cost)]} for name, cost in costs.items()}
     assert [name for name, _ in ranked(rows)] == ["free", "ties", "cheap", "never"]
     assert [_mean(one) for one in (0.5, {"mean": 0.5, "deviation": 0.1})] == [0.5, 0.5]
+
+
+def test_more_entries_join_the_known_ones_if_they_began_at_the_same_model():
+    start = {"forget": 0.5, "retain": 0.25}
+    old = {"level": 2.0, "start": start, "rows": {"ga": 1}, "levels": {"ga": 2}}
+    new = {"level": 2.1, "start": start, "rows": {"kl": 3}, "levels": {"kl": 4}}
+    both = {"rows": {"ga": 1, "kl": 3}, "levels": {"ga": 2, "kl": 4}}
+    assert added(old, new) == old | both
+    with pytest.raises(SystemExit, match="retain loss 0.26 at the start, the known .* at 0.25"):
+        added(old, new | {"start": start | {"retain": 0.26}})
 
 
 def test_the_page_of_the_league_shows_what_was_measured():
