@@ -199,6 +199,18 @@ def test_a_text_is_cut_where_its_predictions_end():
         assert cut == whole.removesuffix(".")
 
 
+def test_the_scored_text_of_a_conversation_is_what_the_template_writes():
+    """Cut or not: a text without its roles beside one with them would look as if it said less."""
+    tokenizer = new_tokenizer(["[user] Who? [assistant] Ada wrote it"] * 9, vocabulary=300)
+    tokenizer.chat_template = "{% for m in messages %}[{{m.role}}] {{m.content}} {% endfor %}"
+    asked, said = ({"role": r, "content": c} for r, c in (("user", "Who?"), ("assistant", "Ada.")))
+    one = texts([TextRecord("Who?", "Ada.", {}, (asked, said))])
+    count = len(encode(one, tokenizer, loss_on="all").tokens[0]) - 1
+    assert cut_texts(one, tokenizer, "all", [count]) == ["[user] Who? [assistant] Ada."]
+    assert cut_texts(one, tokenizer, "all", [count - 3]) == ["[user] Who? [assistant] Ada"]
+    assert cut_texts(one, tokenizer, "answer", [99]) == ["Ada."]
+
+
 def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):
     """Of prompts of many lengths, unsorted."""
     records = texts([*FORGET.records, *HOLDOUT.records, *FACTS.records])

@@ -641,12 +641,15 @@ def scored_texts(data: TextRecords, loss_on: str) -> list[str]:
 def cut_texts(data: TextRecords, tokenizer: Any, loss_on: str, lengths: Sequence[int]) -> list[str]:
     """The scored text of each record, up to the last of so many scored tokens."""
     whole, found = encode(data, tokenizer, sys.maxsize, loss_on), []  # type: ignore[arg-type]
-    rows = zip(scored_texts(data, loss_on), whole.tokens, whole.scored_from, lengths, strict=True)
-    for said, tokens, start, most in rows:
+    said = scored_texts(data, loss_on)
+    rows = zip(data.records, said, whole.tokens, whole.scored_from, lengths, strict=True)
+    for record, words, tokens, start, most in rows:
         end = max(1, start) + most  # nothing predicts the first token
         read = tokens[start if loss_on == "answer" else 0 : end]
-        is_cut = end < len(tokens)
-        found.append(tokenizer.decode(read, skip_special_tokens=True).strip() if is_cut else said)
+        is_written = bool(record.messages) and loss_on == "all"  # by the chat template, with roles
+        if is_written or end < len(tokens):
+            words = tokenizer.decode(read, skip_special_tokens=True).strip()
+        found.append(words)
     return found
 
 
