@@ -82,7 +82,7 @@ def test_unlearning_refuses(monkeypatch, settings, message):
     [
         (SHARD, 1, "--shard cuts a model, both gradients and the optimizer's state over several"),
         (SPLIT, 3, "split pairing needs an even number of processes; there are 3"),
-        (LASTING, 2, "lasting looks ahead in one process, not 2"),
+        (LASTING, 2, "lasting looks ahead in one process, not 2; start it without torchrun, or"),
     ],
 )
 def test_settings_for_another_number_of_processes(monkeypatch, settings, processes, message):

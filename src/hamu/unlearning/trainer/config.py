@@ -426,7 +426,11 @@ class UnlearnConfig(TrainConfig):
             "--shard cuts a model, both gradients and the optimizer's state over several "
             "processes; start them with torchrun, or give --shard False",
         )
-        _check(not self.lasting or count == 1, f"lasting looks ahead in one process, not {count}")
+        _check(
+            not self.lasting or count == 1,
+            f"lasting looks ahead in one process, not {count}; start it without torchrun, or leave "
+            f"--lasting out",
+        )
 
     def _settle_goal(self) -> None:
         """Set what the controller of a run by goal relies on."""
