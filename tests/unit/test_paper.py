@@ -363,7 +363,7 @@ def test_more_entries_join_the_known_ones_if_they_began_at_the_same_model():
     new = {"level": 2.1, "start": start, "rows": {"kl": 3}, "levels": {"kl": 4}}
     both = {"rows": {"ga": 1, "kl": 3}, "levels": {"ga": 2, "kl": 4}}
     assert added(old, new) == old | both
-    with pytest.raises(SystemExit, match="retain loss 0.26 at the start, the known .* at 0.25"):
+    with pytest.raises(SystemExit, match=r"retain loss 0\.26 at the start, the known .* at 0\.25"):
         added(old, new | {"start": start | {"retain": 0.26}})
 
 

@@ -34,7 +34,7 @@ Product = Callable[[Tensor], Tensor]  # H·v of a flat vector, [P]
 
 @dataclass(frozen=True)
 class Curvature:
-    """Largest and smallest eigenvalue of a Hessian, by Lanczos (inside the true range)."""
+    """Largest eigenvalue of a Hessian, and a bound of the smallest from above, by Lanczos."""
 
     largest: float
     smallest: float
@@ -101,10 +101,10 @@ def lanczos(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> Curvature:
-    """Find the ends of a Hessian's spectrum by Lanczos' iteration with full orthogonalization.
+    """Find a Hessian's largest eigenvalue by Lanczos' iteration with full orthogonalization.
 
-    Ends once the residual of the largest eigenvalue is the tolerance's share of it; keeps a
-    direction for each step, as large as the parameters.
+    Ends once its residual is the tolerance's share of it: the smallest eigenvalue may be well below
+    the value found. Keeps a direction for each step, as large as the parameters.
     """
     from scipy.linalg import eigh_tridiagonal
 
