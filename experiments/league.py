@@ -153,7 +153,7 @@ def repeat(
 ) -> None:
     """Run the best settings of each entry with the seeds that it lacks, and add what they cost.
 
-    An entry that does not get there with all seeds never gets there.
+    An entry that misses the level with any seed counts as never there.
     """
     what, model = (*problem.data, *problem.forget, *problem.extra), original(problem, work)
     raised = () if objective is None else ("--forget_objective", objective)
