@@ -302,7 +302,7 @@ class Controller(TrainerCallback):
         return least
 
     def _checked_cost(self, cost: float, is_there: bool) -> float:
-        """The cost of a state to keep: by all retain records if these find it too dear."""
+        """Cost of a state to keep: by all retain records at the goal, or if too dear by these."""
         is_due = is_there or cost >= self._next_check
         rise = self._work.retain_rise() if is_due else None
         if rise is None:
