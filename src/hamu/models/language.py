@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.pytorch_utils import Conv1D
 
 from hamu.core.forward import evaluating, predict_logits, without_autocast
 from hamu.core.gram import trainable_parameters
@@ -266,7 +267,9 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
         target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else targets,
         task_type="CAUSAL_LM",
     )
-    remedy = "; name layers with --lora_targets, such as q_proj,v_proj"
+    layers = {name.rpartition(".")[2]: None for name, module in model.named_modules()
+              if isinstance(module, nn.Linear | Conv1D)}  # fmt: skip
+    remedy = f"; name layers with --lora_targets; there are {','.join(layers)}"
     with reading("the adapter does not fit the model", remedy):
         return get_peft_model(model, config)
 
