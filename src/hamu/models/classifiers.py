@@ -316,8 +316,8 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
         )
     _check_names(names or {}, data.classes)
     device = next(model.parameters()).device
-    remedy = f"; give --image_size {size or 'N'} to resize them"
     shape = tuple(data.pixels.shape[1:])
+    remedy = f"; give --image_size {size if size and size != shape[-1] else 'N'} to resize them"
     with (
         reading(f"the model cannot take the images of {data.source}, {shape}", remedy),
         torch.no_grad(),
