@@ -571,7 +571,8 @@ class TextTask(Task):
         language.check_reads(model, tokens)
         if tokens.truncated:
             cut = f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source}"
-            self.tell(f"{cut} are cut to {longest} tokens; --max_length sets it")
+            way = "only these are read; raise --max_length, or divide the records"
+            self.tell(f"{cut} are cut to {longest} tokens, and {way}")
         earlier = [
             any(message.get("role") == "assistant" for message in record.messages[:-1])
             for record in data.records
