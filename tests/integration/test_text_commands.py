@@ -137,11 +137,15 @@ def test_a_record_holds_though_the_retain_model_has_another_tokenizer():
     assert [one for one in said if one.startswith("The tokenizer is that of the model before")]
 
 
-def test_the_record_counts_copies_of_forgotten_records_that_stay():
+def test_the_record_counts_copies_of_forgotten_records_that_stay(capsys):
     rows = read_rows("train.jsonl")
-    write_rows("copied.jsonl", [*rows, rows[0], rows[0]])
+    loud = rows[0] | {"answer": rows[0]["answer"].upper()}
+    write_rows("copied.jsonl", [*rows, rows[0], rows[0], loud])
     job = f"unlearn --data copied.jsonl --forget_rows 0,1 --model {TRAINED} {FEW}"
     assert run(f"{job} --method ga --max_steps 1 --output_dir copied") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "warning: 2 records to retain equal some to forget; --forget_data takes out" in told
+    assert "warning: 1 records to retain equal some to forget but for case or punctuation" in told
     said = "2 named rows; equal records that stay in the retain set: 2"
     assert report_in("copied", "record.json")["forget_set"]["description"] == said
     assert said in Path("copied/record.md").read_text()
