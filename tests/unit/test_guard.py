@@ -196,3 +196,17 @@ def test_methods_and_optimizers_that_cannot_be_guarded_are_named():
     some = torch.optim.SGD(list(model.parameters())[1:], lr=1)
     with pytest.raises(HamuError, match="not in the optimizer"):
         StepGuard(PairedGradients(model, HamuQ()), some)
+
+
+def test_without_a_step_there_is_nothing_to_measure_or_undo():
+    pair, optimizer, guard = guarded_ones(lr=0.1)
+    guard.release()
+    for call in (guard.after, guard.undo):
+        with pytest.raises(HamuError, match=r"no step was begun, or it was released; wrap the"):
+            call()
+    with guard.around(pair.combine(keep=guard.keep)):
+        optimizer.step()
+    guard.release()
+    guard.release()
+    with pytest.raises(HamuError, match="no step was begun, or it was released"):
+        guard.undo()

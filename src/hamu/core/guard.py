@@ -137,6 +137,7 @@ class StepGuard:
     @torch.no_grad()
     def after(self) -> StepTaken:
         """Measure, and correct if asked for; call it just after the optimizer's step."""
+        self._check_begun()
         step, side, corrected = self._step, self._constrained, None
         demand = gain = None if side is None else self._zeros  # of a step that is not taken
         if side is not None and step.decision == "step":
@@ -158,13 +159,22 @@ class StepGuard:
 
     def release(self) -> None:
         """Free the weights and gradients of the last step, which `undo` needs."""
+        if self._before:
+            self._step.kept.clear()
         self._before = []
-        self._step.kept.clear()
 
     @torch.no_grad()
     def undo(self) -> None:
         """Restore the weights of before the step; the optimizer's state stays."""
+        self._check_begun()
         torch._foreach_copy_(list[Tensor](self._pair.parameters), self._before)
+
+    def _check_begun(self) -> None:
+        if not self._before:
+            raise HamuError(
+                "no step was begun, or it was released; wrap the optimizer's step in around(step), "
+                "and release() it after undo()"
+            )
 
     def _measure(self) -> tuple[dict[str, Tensor], Tensor]:
         """g_i·Δw_i of each kept side before clipping, and ‖Δw_i‖, by block, [L] on the host."""
