@@ -46,7 +46,8 @@ _WITHOUT_EFFECT = (
     *("dataloader_drop_last", "dataloader_persistent_workers", "include_num_input_tokens_seen"),
     *("bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "eval_accumulation_steps"),
     *("eval_do_concat_batches", "eval_use_gather_object", "torch_empty_cache_steps"),
-    *("neftune_noise_alpha", "save_only_model"),
+    *("neftune_noise_alpha", "save_only_model", "auto_find_batch_size", "batch_eval_metrics"),
+    *("label_names", "length_column_name"),
 )
 _CHOICES = {
     "shuffle": ("epoch", "once"),
