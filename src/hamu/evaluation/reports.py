@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 from statistics import fmean
 from typing import Any, ClassVar
@@ -232,8 +232,13 @@ def build_metrics() -> dict[str, Metric]:
     return {name: made("metric", cls) for name, cls in classes.items()}
 
 
-def further_figures(predictions: BySet, reference: BySet | None) -> dict[str, float | None]:
-    """Figures of these metrics by name; None and a warning for one that fails."""
+def further_figures(
+    predictions: BySet, reference: BySet | None, taken: Collection[str] = ()
+) -> dict[str, float | None]:
+    """Figures of these metrics by name; None and a warning for one that fails.
+
+    One with a name that is `taken`, by a figure of the report, is left out with a warning.
+    """
     try:
         metrics = build_metrics()
     except HamuError as error:  # a run refuses it at its start; reading a finished one may not
@@ -241,6 +246,9 @@ def further_figures(predictions: BySet, reference: BySet | None) -> dict[str, fl
         return {}
     found: dict[str, float | None] = {}
     for name, metric in metrics.items():
+        if name in taken:
+            _logger.warning("warning: the metric %s has the name of another; rename it", name)
+            continue
         found[name] = None
         try:
             value = metric.measure(predictions, reference)

@@ -452,7 +452,7 @@ class ImageTask(Task):
     def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
         classes, target = problem.retain.classes, problem.target_class
         report = classifier_report(predictions, classes, target, reference, self.args.seed)
-        report["metrics"] |= further_figures(predictions, reference)
+        report["metrics"] |= further_figures(predictions, reference, report["metrics"])
         return report
 
 
@@ -604,7 +604,7 @@ class TextTask(Task):
         if reference is not None:
             report["retain_model"] = text_report(reference, texts=texts)
             report["privleak"] = privleak_of(report)
-        report["metrics"] |= further_figures(predictions, reference)
+        report["metrics"] |= further_figures(predictions, reference, report["metrics"])
         return report
 
     def some_records(self, data: TextData | TextRecords, most: int | None) -> TextRecords:
