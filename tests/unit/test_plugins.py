@@ -11,7 +11,7 @@ from doc_blocks import install
 from hamu import HamuError, build_method
 from hamu.cli import main
 from hamu.core import plugins
-from hamu.core.methods import method_classes
+from hamu.core.methods import method_classes, method_rows
 from hamu.core.objectives import build_objective
 from hamu.evaluation.reports import build_metrics, further_figures
 
@@ -43,9 +43,11 @@ class Slashed(Good):
 
 class Usurper(Good):
     name = "hamu-q"
+    stopping_rule = None  # as a Method has it
 
 class Demanding(Good):
     name = "demanding"
+    stopping_rule = needs_original = None  # as a Method and an Objective have them
     def __init__(self, something):
         pass
 
@@ -113,6 +115,14 @@ def test_a_broken_class_stops_a_command_that_needs_it(package, capsys, tmp_path,
     ):
         assert main([*line, *FLAGS]) == 2
         assert capsys.readouterr().err.split("\n")[-2].startswith(f"hamu {line[0]}: {message}")
+
+
+@pytest.mark.parametrize("kind", ["method", "objective"])
+def test_a_class_that_does_not_inherit_is_named_and_passed_over_in_the_table(package, kind):
+    package(**{f"{kind}s": {"good": "their_metrics:Good"}})
+    with pytest.raises(HamuError, match=f"1.2 does not inherit from hamu's {kind.capitalize()}; "):
+        ASKS[kind]("good")
+    assert "good" not in [row.name for row in method_rows()]
 
 
 def test_a_methods_name_is_that_of_folders(package):

@@ -11,6 +11,7 @@ from hamu.errors import HamuError, first_line
 
 Made = TypeVar("Made")
 GROUPS = ("hamu.methods", "hamu.objectives", "hamu.metrics")
+_INHERITED = {"method": "stopping_rule", "objective": "needs_original"}  # from the base class
 _logger = logging.getLogger(__name__)
 
 
@@ -80,6 +81,8 @@ def _loaded(point: EntryPoint, kind: str) -> Any:
         raise HamuError(f"{what} is not a class with a name; repair the package, or uninstall it")
     if kind == "method" and (name in ("", "..") or Path(name).name != name):  # names a run's folder
         raise HamuError(f"{what} has the name {name!r}, which a folder cannot have; rename it")
+    if not hasattr(cls, _INHERITED.get(kind, "name")):
+        raise HamuError(f"{what} does not inherit from hamu's {kind.capitalize()}; let it do so")
     return cls
 
 
