@@ -187,6 +187,13 @@ def test_an_objective_that_adds_nothing_up_is_named(monkeypatch):
     monkeypatch.setitem(losses._objectives, "retain", PerRecord())
     with pytest.raises(HamuError, match=r"per_record gave a total of shape \(2,\); add it up"):
         losses.total(nn.Flatten(), "retain", batch)
+    monkeypatch.setattr(PerRecord, "total", lambda self, scored, original: 0.5)
+    with pytest.raises(HamuError, match=r"per_record gave a total of 0\.5; add it up to a tensor"):
+        losses.total(nn.Flatten(), "retain", batch)
+    monkeypatch.setattr(PerRecord, "total", lambda self, scored, original: {}["x"])
+    with pytest.raises(KeyError) as raised:
+        losses.total(nn.Flatten(), "retain", batch)
+    assert raised.value.__notes__ == [f"in the objective per_record of {__name__}"]
 
 
 def test_an_unknown_output_is_an_error():

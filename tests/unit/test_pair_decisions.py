@@ -219,6 +219,13 @@ def test_a_method_whose_weights_are_not_one_to_a_block_is_named(weights, monkeyp
         combine(Own(), *vectors())
 
 
+def test_what_a_methods_own_code_raises_names_the_method(monkeypatch):
+    monkeypatch.setattr(Own, "weigh", lambda self, gram: {}["x"])
+    with pytest.raises(KeyError) as raised:
+        combine(Own(), *vectors())
+    assert raised.value.__notes__ == [f"in the method own of {__name__}"]
+
+
 def test_a_weight_beyond_the_range_of_its_gradient_skips_the_step():
     retain, forget = ([g.float() for g in side] for side in vectors())
     relative = HamuQ(0.5, radius=1.0, **RELATIVE)

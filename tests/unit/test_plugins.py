@@ -8,8 +8,8 @@ import pytest
 import torch
 from doc_blocks import install
 
-from hamu import HamuError, build_method
-from hamu.cli import main
+from hamu import HamuError, HamuQ, build_method
+from hamu.cli import main, run_experiments
 from hamu.core import plugins
 from hamu.core.methods import method_classes, method_rows
 from hamu.core.objectives import build_objective
@@ -123,6 +123,18 @@ def test_a_class_that_does_not_inherit_is_named_and_passed_over_in_the_table(pac
     with pytest.raises(HamuError, match=f"1.2 does not inherit from hamu's {kind.capitalize()}; "):
         ASKS[kind]("good")
     assert "good" not in [row.name for row in method_rows()]
+
+
+def test_what_a_foreign_class_raises_is_raised_with_its_name(capsys):
+    called = type("Theirs", (), {"name": "theirs", "__module__": "their_methods"})()
+    for one, note in ((called, ", in the method theirs of their_methods"), (HamuQ(), "")):
+
+        def run(argv, screen, one=one):
+            with plugins.naming("method", one):
+                raise KeyError("a block")
+
+        assert run_experiments([], run) == 2
+        assert f": KeyError: 'a block'{note} (--debug shows where)" in capsys.readouterr().err
 
 
 def test_a_methods_name_is_that_of_folders(package):

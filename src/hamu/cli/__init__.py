@@ -134,7 +134,8 @@ def _reason(error: Exception) -> str:
             f"process {os.environ['RANK']} lost another process of this run, which is named below "
             f"as the root cause; go on from the last checkpoint with --resume"
         )
-    return f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
+    notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {first_line(error)}{notes} (--debug shows where)"
 
 
 def _run(command: str, argv: list[str], screen: Screen) -> int:

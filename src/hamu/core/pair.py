@@ -31,6 +31,7 @@ from hamu.core.gram import (
 )
 from hamu.core.gram_meter import GramMeter
 from hamu.core.methods.base import ConstraintStatus, Method, StoppingMemory, Weights
+from hamu.core.plugins import naming
 from hamu.core.population import Population, PopulationStatus, judged
 from hamu.errors import HamuError, unknown
 
@@ -536,7 +537,8 @@ class PairedGradients:
         gram = gram if unscale is None else gram.scaled(scale, scale)
         clip = gram.clip_factors(self.max_grad_norm)
         gram = gram.scaled(*clip)
-        weights = self.method.weigh(gram)
+        with naming("method", self.method):
+            weights = self.method.weigh(gram)
         sides = (getattr(weights, side, None) for side in SIDES)
         shapes = {getattr(side, "shape", None) for side in sides}
         if shapes != {gram.dot.shape}:

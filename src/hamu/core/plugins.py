@@ -1,7 +1,8 @@
 """Classes that other packages add through entry points."""
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -66,6 +67,18 @@ def made(kind: str, cls: type[Made], **settings: Any) -> Made:
     except Exception as error:  # foreign code may raise anything
         name = cls.name  # type: ignore[attr-defined]
         raise _failed(f"the {kind} {name} of {cls.__module__} cannot be made", error) from error
+
+
+@contextmanager
+def naming(kind: str, called: Any) -> Iterator[None]:
+    """Note in an exception which package's class raised it; those of HAMU need no note."""
+    try:
+        yield
+    except Exception as error:
+        module = type(called).__module__
+        if not isinstance(error, HamuError) and not module.startswith("hamu."):
+            error.add_note(f"in the {kind} {called.name} of {module}")
+        raise
 
 
 def _loaded(point: EntryPoint, kind: str) -> Any:

@@ -17,6 +17,7 @@ from hamu.core.distributed import all_reduced, world_size
 from hamu.core.forward import OriginalModel, predict_logits, without_autocast
 from hamu.core.gram import SIDES
 from hamu.core.objectives import CrossEntropy, Objective, Scored, build_objective
+from hamu.core.plugins import naming
 from hamu.data import collate
 from hamu.data.forget_sets import ALTERNATIVE, WEIGHT, subset
 from hamu.errors import HamuError
@@ -136,11 +137,13 @@ class SideLosses:
             alternative = self._scored(objective, model, batch[ALTERNATIVE])
         scored, original = self._scored(objective, model, self._answers(side, batch))
         scored = replace(scored, limits=limits, alternative=alternative)
-        total = objective.total(scored, original)
-        if total.dim():
+        with naming("objective", objective):
+            total = objective.total(scored, original)
+        if not isinstance(total, Tensor) or total.dim():
+            shape = f"shape {tuple(total.shape)}" if isinstance(total, Tensor) else repr(total)
             raise HamuError(
-                f"the objective {objective.name} gave a total of shape {tuple(total.shape)}; "
-                f"add it up"
+                f"the objective {objective.name} gave a total of {shape}; add it up to a tensor "
+                f"without dimensions"
             )
         return total, scored
 
