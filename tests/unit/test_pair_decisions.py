@@ -190,6 +190,9 @@ def test_a_pair_does_not_resume_with_other_blocks_of_the_same_names():
     with pytest.raises(HamuError, match="saved with other settings: blocks "):
         other.load_state_dict(saved.state_dict())
     same.load_state_dict(saved.state_dict())
+    for other, keys in (({}, "nothing"), (torch.nn.Linear(2, 2).state_dict(), "weight, bias")):
+        with pytest.raises(HamuError, match=f"the state has {keys}; give what a pair's state_dict"):
+            PairedGradients(torch.nn.Linear(2, 2), HamuQ()).load_state_dict(other)
 
 
 @dataclass(frozen=True)

@@ -424,6 +424,9 @@ class PairedGradients:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`; a HamuError names settings in which it differs."""
+        if "settings" not in state:
+            keys = ", ".join(map(str, [*state][:5])) or "nothing"
+            raise HamuError(f"the state has {keys}; give what a pair's state_dict() returned")
         ours, theirs = self._settings(), {**state["settings"]}
         population = self._population if state.get("population") else None  # else another layout
         if population is not None:
