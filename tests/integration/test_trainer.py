@@ -225,6 +225,9 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
     ):
         with pytest.raises(HamuError, match=message):
             UnlearnTrainer(model, args, **none, **given)
+    for one, kind in (("gpt2", "str"), (None, "NoneType")):
+        with pytest.raises(HamuError, match=f"a {kind} is no module; give the model, not its name"):
+            UnlearnTrainer(one, UnlearnConfig("unused"), **none)
 
 
 def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of, monkeypatch):

@@ -120,7 +120,7 @@ class UnlearnTrainer(ResumableTrainer):
         retain_predictions: AnyPredictions | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_arguments(args, kwargs, forget_dataset)
+        _check_arguments(model, args, kwargs, forget_dataset)
         _check_model(model, args, kwargs, type(self))
         args = copy.copy(args)  # defaults that depend on the data are settled in it
         args.train_sampling_strategy = "sequential"  # the paired data set does the shuffling
@@ -615,9 +615,13 @@ def _check_model(
             )
 
 
-def _check_arguments(args: UnlearnConfig, given: Mapping[str, Any], forget: Any) -> None:
+def _check_arguments(
+    model: nn.Module, args: UnlearnConfig, given: Mapping[str, Any], forget: Any
+) -> None:
     if not isinstance(args, UnlearnConfig):
         raise HamuError(f"args is a {type(args).__name__}; give an UnlearnConfig")
+    if not isinstance(model, nn.Module):
+        raise HamuError(f"a {type(model).__name__} is no module; give the model, not its name")
     args.check_processes()
     for name in _SETS_OF_THE_TRAINER & given.keys():
         raise HamuError(
