@@ -188,3 +188,18 @@ def test_the_best_model_is_by_what_unlearning_wants_of_a_metric():
 def test_the_help_of_auto_names_all_options_that_choose_a_run_by_hand():
     said = UnlearnConfig.__dataclass_fields__["auto"].metadata["help"]
     assert {*re.findall(r"--(\w+)", said)} == BY_HAND
+
+
+@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", "greedy"])
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        ({}, "max"),
+        ({"metric_for_best_model": "eval_retain_loss"}, "min"),
+        ({"lr_scheduler_kwargs": {"mode": "min"}}, "min"),
+        ({"lr_scheduler_kwargs": '{"patience": 3}'}, "max"),
+    ],
+)
+def test_a_schedule_judges_its_metric_in_the_metrics_direction(schedule, settings, mode):
+    args = UnlearnConfig(output_dir="unused", lr_scheduler_type=schedule, **settings)
+    assert args.lr_scheduler_kwargs["mode"] == mode

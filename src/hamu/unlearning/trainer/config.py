@@ -346,6 +346,9 @@ class UnlearnConfig(TrainConfig):
             metric = str(self.metric_for_best_model).removeprefix("eval_")
             self.greater_is_better = metric not in _LOWER_IS_BETTER
         super().__post_init__()
+        if self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"):  # by that metric
+            own: Any = self.lr_scheduler_kwargs or {}
+            self.lr_scheduler_kwargs = {"mode": "max" if self.greater_is_better else "min"} | own
 
     def _check_effects(self, method: Method) -> None:
         """Check the settings that some methods have no place for, and those that none has."""
