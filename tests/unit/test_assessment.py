@@ -329,6 +329,31 @@ def test_it_answers_how_hard_it_will_be(found, variant, cosines, constraint, cod
 
 
 @pytest.mark.parametrize(
+    ("cosines", "asked", "stopping", "answer"),
+    [
+        (
+            [0.98],
+            0.5,
+            "aggregate",
+            "accept that with --stopping off (the criterion aggregate is met), ",
+        ),
+        ([0.98], 0.5, "off", "accept that, or start"),
+        ([0.5, 0.98], 0.5, "any", "start with --stopping off (the criterion any is met): "),
+        ([0.5, 0.98], 0.5, "aggregate", "start: "),
+    ],
+)
+def test_it_says_where_the_stopping_criterion_would_end_the_run(
+    found, cosines, asked, stopping, answer
+):
+    method = HamuQ(asked, "relative", stopping=stopping)
+    gram = gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines)
+    judged = replace(
+        found, method=method, gram=gram, frontiers={method.name: frontier(gram, method)}
+    )
+    assert answer in plain_answer(judged)
+
+
+@pytest.mark.parametrize(
     ("scales", "largest"),
     [((12.3, 4.0), 13), ((0.0, 0.0), 1), ((7.0, 1e6), 90), ((5.0, None), None)],
 )

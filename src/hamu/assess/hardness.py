@@ -272,6 +272,9 @@ def judge(
         f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free "
         f"({share:.0%}), and the demand is {status.demand.item():.4g}"
     ) + f", clamped to {status.clipped_demand.item():.4g}" * clamps
+    stops, off = method.stopping_rule.criterion, ""
+    if stops != "off" and status.criterion_met:  # the run would end
+        off = f" with --stopping off (the criterion {stops} is met)"
     how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
     smaller = f"--constraint_mode relative --constraint {suggested:g}, which is free"
     if share < NEXT_TO_NOTHING and not (is_free and feasible):
@@ -282,8 +285,8 @@ def judge(
         code, meets = MUST_HURT, "Do not start with this demand, which no step can meet"
         answer = f"{meets}: it will be {how} with {smaller}"
     elif is_free:
-        code, answer = CAN_IMPROVE, f"It will be {how}, start: a step can raise the forget loss "
-        answer += "without raising the retain loss"
+        code, answer = CAN_IMPROVE, f"It will be {how}, start{off}: a step can raise the forget "
+        answer += "loss without raising the retain loss"
         reason += (
             f". To first order, a step of learning rate η changes the retain loss by "
             f"{retain:+.4g}·η and the forget loss by {forget:+.4g}·η"
@@ -297,6 +300,6 @@ def judge(
         paid = f"will cost about {price / gain:.3g} retain loss per 1 of forget loss"
         if method.constrained == "retain":
             paid = f"will lower the forget loss by about {price / gain:.3g} per 1 of retain loss"
-        answer = f"It will be {how}, and this demand has a price: it {paid}; accept that, or "
-        answer += f"start with {smaller}"
+        answer = f"It will be {how}, and this demand has a price: it {paid}; accept that{off}, "
+        answer += f"or start with {smaller}"
     return Verdict(code, answer, f"{reason}.", suggested, rate)
