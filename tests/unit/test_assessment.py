@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from hamu import HamuError, HamuQ, HamuU, build_method
 from hamu.assess import REGIMES, assess_model, assessment, frontier, plain_answer
 from hamu.assess.gradients import AssessedModel, PartedGram, kept_parts, parted_gradient
+from hamu.cli.commands import _curvature
 
 
 class Points(Dataset):
@@ -115,6 +116,15 @@ def test_the_curvature_is_that_of_the_mean_loss():
         for of in (RETAIN, twice)
     )
     assert again.curvature.largest == pytest.approx(once.curvature.largest, rel=0.02)
+
+
+def test_the_screen_says_that_a_damped_problem_is_unavoidable_not_the_model():
+    found = assessed(curvature_samples=90, conflicts=False)
+    words = []
+    for unavoidable, damping in ((True, 0.25), (True, 0.0), (False, 0.25), (None, 0.25)):
+        second = replace(found.second_order, unavoidable=unavoidable, damping=damping)
+        words.append([*_curvature(replace(found, second_order=second))][-1][1])
+    assert words == ["unavoidable for H + 0.25·I", "unavoidable", "avoidable", "undecided"]
 
 
 def test_it_looks_at_no_more_batches_than_asked():

@@ -219,7 +219,9 @@ def _curvature(found: Assessment) -> Iterator[tuple[str, str]]:
     yield f"second order of first, at rate {found.learning_rate:g}", f"{found.error_ratio:.2%}"
     for share in (0.01, 0.1):
         yield f"rate trusted up to {share:.0%}", f"{found.trusted_rate(share):.3g}"
-    words = {True: "unavoidable", False: "avoidable", None: "undecided"}
+    # without the damping there may be a free step all the same, if a long one
+    damped = f" for H + {second.damping:.3g}·I" if second.damping else ""
+    words = {True: f"unavoidable{damped}", False: "avoidable", None: "undecided"}
     name = f"collateral forgetting at Q = {second.demand:.3g}"
     yield name, words[second.unavoidable]
 
