@@ -97,7 +97,7 @@ class Assessment:
     def worthwhile_batch(self) -> int | None:
         """Largest batch worth its price, in records: the larger noise scale, if both are known.
 
-        Up to it twice the records save nearly half of the steps (McCandlish et al. 2018, Sec. 2.2).
+        Up to it doubling saves a quarter to half of the steps (McCandlish et al. 2018, Sec. 2.2).
         """
         scales = [math.inf if one is None else one for one in self.noise_scales.values()]
         most = max(self.records.values())
@@ -214,7 +214,7 @@ def assess_model(
 
     The defaults cost at most three epochs' worth of passes: one forward and backward pass over all
     records, two forward passes for the records in conflict, and at most one epoch's worth for the
-    curvature, which fewer than 75 records cannot pay for (docs/results/costs.md).
+    curvature, which fewer than 299 records cannot pay for (docs/results/costs.md).
 
     Args:
         model: the model before unlearning.
