@@ -21,6 +21,7 @@ from hamu.files import file_digest
 from hamu.models import load_classifier
 from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.run_folder import RunFolder
 
 FAST = "--per_device_train_batch_size 256 --max_steps 2"
 CLASS = "--data digits --forget_class 3"
@@ -90,6 +91,23 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path, few_digits):
     done("unlearn --config unlearned/config.yaml --output_dir repeated")
     digests = {file_digest(path) for path in tmp_path.glob("*/model/model.safetensors")}
     assert len(digests) == 3, "the original, the retrained and the unlearned one"
+
+
+@pytest.mark.parametrize(("command", "work"), [
+    ("train --model resnet8", "tasks.ImageTask.fitted"),
+    ("assess --model MODEL --forget_class 3", "measure.assess_model"),
+    ("evaluate --model MODEL --forget_class 3", "tasks.ImageTask.fitted"),
+])  # fmt: skip
+def test_no_other_run_can_take_the_folder_while_a_command_works(
+    sh, few_digits, saved_model, monkeypatch, tmp_path, command, work
+):
+    """What a command has done by its end is not lost to another that began later."""
+    begin = lambda *given, **how: RunFolder("out")  # noqa: E731
+    monkeypatch.setattr(f"hamu.unlearning.jobs.{work}", begin)
+    line = f"{command.replace('MODEL', str(saved_model))} --data {few_digits} --output_dir out"
+    code, _, err = sh(line)
+    assert (code, "a process that a run left behind, is using out; wait" in err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_evaluate_counts_the_forgotten_records(done, tmp_path, few_digits, saved_model):

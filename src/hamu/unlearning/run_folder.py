@@ -45,12 +45,12 @@ _LEFT = re.compile(rf"\.(({_NAMES})\.([a-z0-9_]{{8}}|removed|tmp)|{CHECKPOINT}[a
 
 
 class RunFolder:
-    """An output folder, checked at once and made when the first file is written.
+    """An output folder, checked at once and marked when the first file is written.
 
-    As a context it is for one run alone from that file on, and leaves no folder behind in which
-    nothing was written. `overwrite` replaces an earlier run, once there is a file to put in its
-    place; `resume` goes on with it. A HamuError says that the folder is in use, cannot be written,
-    or overlaps one of the `sources` that the run reads.
+    As a context it is for one run alone, and leaves no folder behind in which nothing was written.
+    `overwrite` replaces an earlier run, once there is a file to put in its place; `resume` goes on
+    with it. A HamuError says that the folder is in use, cannot be written, or overlaps one of the
+    `sources` that the run reads.
     """
 
     def __init__(
@@ -83,12 +83,16 @@ class RunFolder:
         self._stale()
 
     def __enter__(self) -> Self:
+        if is_main():  # from the start: what finds another run in its place at its end is lost
+            self._acquire()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._release()
 
     def _acquire(self) -> None:
+        if self._lock is not None:
+            return
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / _LOCK, blocking=False)
         try:

@@ -104,21 +104,21 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
     if others:
         known = f"cross-entropy on both sides, but {args.method} has another loss"
         task.tell(f"assessed with {known}: {', '.join(others)}. Hardness and cost may differ")
-    with task_bar(task.console) as bar:
-        shown = bar.add_task("assess", total=None)
-        found = assess_model(
-            model,
-            problem.retain,
-            problem.forget,
-            collate=collate,
-            method=method,
-            blocks=args.blocks,  # type: ignore[arg-type]
-            conflicts=asked.conflicts,
-            seed=args.seed,
-            progress=lambda done, of: bar.update(shown, completed=round(done), total=round(of)),
-            **how,
-        )
     with folder:
+        with task_bar(task.console) as bar:
+            shown = bar.add_task("assess", total=None)
+            found = assess_model(
+                model,
+                problem.retain,
+                problem.forget,
+                collate=collate,
+                method=method,
+                blocks=args.blocks,  # type: ignore[arg-type]
+                conflicts=asked.conflicts,
+                seed=args.seed,
+                progress=lambda n, of: bar.update(shown, completed=round(n), total=round(of)),
+                **how,
+            )
         named = {"forget_set": problem.forget_name, "objectives_of_the_run": args.objectives()}
         # the figures first: they show whose folder this is
         folder.write_json(files.ASSESSMENT, named | found.record())
@@ -138,22 +138,23 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     tofu = _tofu_sets(task, problem, asked) if isinstance(task, TextTask) else {}
     attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(problem.sets(), asked, has_retain_model=retain_model is not None)
-    reference, original, ratios = None, None, None
-    if retain_model is not None:
-        other, reference = task.predictions(retain_model, problem)
-        if isinstance(task, TextTask) and "forget" in tofu:
-            ratios = _tofu(task, other, {"forget": tofu["forget"]})["forget"]["truth_ratios"]
-        del other
-    if goal is not None and goal.kind == "unseen" and task.original_model is not None:
-        original = task.predictions(task.original_model, problem, only=("test",))[1]
-    model, predictions = task.predictions(str(task.run.model), problem)
-    report = task.report(predictions, problem, reference)
-    report["goal"], lines = None, [NOTHING_TELLS]
-    if goal is not None:
-        report["goal"] = goal_report(goal, predictions, original=original, retain_model=reference)
-        lines = goal_lines(report["goal"])
-    attacked = None
     with folder:
+        reference, original, ratios = None, None, None
+        if retain_model is not None:
+            other, reference = task.predictions(retain_model, problem)
+            if isinstance(task, TextTask) and "forget" in tofu:
+                ratios = _tofu(task, other, {"forget": tofu["forget"]})["forget"]["truth_ratios"]
+            del other
+        if goal is not None and goal.kind == "unseen" and task.original_model is not None:
+            original = task.predictions(task.original_model, problem, only=("test",))[1]
+        model, predictions = task.predictions(str(task.run.model), problem)
+        report = task.report(predictions, problem, reference)
+        report["goal"], lines = None, [NOTHING_TELLS]
+        if goal is not None:
+            others = {"original": original, "retain_model": reference}
+            report["goal"] = goal_report(goal, predictions, **others)
+            lines = goal_lines(report["goal"])
+        attacked = None
         # first what is known, whatever becomes of what takes longer
         folder.write_json(files.EVALUATION, report)
         folder.write_config(settings.given)
