@@ -126,6 +126,19 @@ def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, ho
     assert names_in(tmp_path / "out") == ["steps.jsonl"]
 
 
+def test_a_run_that_was_killed_before_it_wrote_its_settings_is_in_nobodys_way(begun):
+    fill(begun, {"config.yaml": "", ".config.yaml.x1_2abcd": "mo"})
+    with pytest.raises(HamuError, match="holds an interrupted run"):
+        RunFolder(begun)
+    (begun / "config.yaml").unlink()
+    with RunFolder(begun) as folder:
+        folder.write_text("steps.jsonl", "")
+    assert names_in(begun) == ["steps.jsonl"]
+    fill(begun, {"inputs.json": INPUTS})
+    with pytest.raises(HamuError, match="holds a run"):
+        RunFolder(begun)
+
+
 @pytest.mark.parametrize("mine", [".lock", ".model.backup/a", ".config.yaml.swp", "runs/a/model/b"])
 def test_what_is_not_of_a_run_stays(begun, mine):
     fill(begun, {mine: "mine"})

@@ -159,6 +159,8 @@ class RunFolder:
         """
         found = [path for path in self._files() if path.name != MARK]
         left = [path for path in found if self.has(MARK) and _LEFT.fullmatch(path.name)]
+        if self.has(MARK) and [path.name for path in found if path not in left] == [INPUTS]:
+            left = found  # of a run that was killed before it wrote its settings, see `begin`
         if self._resume or left == found:
             return left
         in_use = f"the output folder {self.path} is in use: it holds"
