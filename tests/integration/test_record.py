@@ -205,6 +205,8 @@ TAMPERED = [
     (remove_files, {is_as_left("evaluation.json"), has_weights(AFTER)}),
     (partial(rewritten, "run/evaluation.json", lambda text: '["other"]'),
      {is_as_left("evaluation.json"), EVALUATED}),
+    (partial(changed, "record", "figures", "change", "retain", "loss_interval", by=lambda ends: ends[:1]), {READABLE}),
+    (partial(changed, "record", "figures", "change", by=lambda sets: sets.pop("test") and sets), {READABLE}),
     (partial(changed, "record", "steps", "taken", by=str), {SCHEMA}),
     (partial(rewritten, "run/record.json", lambda text: text[1:]), {SCHEMA}),
 ]  # fmt: skip

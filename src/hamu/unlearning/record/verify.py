@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 import hamu
 from hamu import files
 from hamu.errors import HamuError
@@ -102,14 +104,17 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         if written_by != hamu.__version__:
             raise Unavailable(f"it was written by hamu {written_by}, this is {hamu.__version__}")
 
-    def readable() -> str | None:
-        check_version()
-        return _digest(run / files.READABLE_RECORD)
+    of_file = partial(_read, run)
 
-    def stated() -> list[str]:
+    def readable() -> Any:
         check_version()
-        objectives = sources.args.objectives().items()
-        return statement_of(found, [side for side, objective in objectives if objective])
+        said = lambda: hashlib.sha256(markdown(found).encode()).hexdigest()  # noqa: E731
+        return of_file(files.RECORD, said)
+
+    def stated() -> Any:
+        check_version()
+        sides = [side for side, objective in sources.args.objectives().items() if objective]
+        return of_file(files.RECORD, partial(statement_of, found, sides))
 
     def goal() -> dict[str, Any]:
         is_there = found["goal"]["reached"] and has_share(found["goal"])
@@ -120,8 +125,8 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         all_logged = logged["logged"] == found["steps"]["ended_at"]
         return logged | ({"taken": logged["logged_taken"]} if all_logged else {})
 
-    said = hashlib.sha256(markdown(found).encode()).hexdigest()
-    yield "record.md says what record.json says", said, readable
+    written = _digest(run / files.READABLE_RECORD)
+    yield "record.md says what record.json says", written, readable
     yield "what record.json states follows from it", found["statement"], stated
     if found["goal"] is not None:
         yield "the goal is reached as its counts say", found["goal"], goal
@@ -133,7 +138,6 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     models = found["models"]
     read = {f"{side} set": found[f"{side}_set"] for side in SETS}
     read |= {"original model": models["before"], "retain model": models["retain_model"]}
-    of_file = partial(_read, run)
     yield (
         *("record.json and inputs.json name the same data and models", read),
         partial(of_file, files.INPUTS, lambda: inputs.as_recorded(inputs.read_inputs(run))),
@@ -155,7 +159,7 @@ def _read(run: Path, name: str, read: Callable[[], Any]) -> Any:
         raise Unavailable(f"{name} is missing")
     try:
         return read()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, TemplateError) as error:
         raise HamuError(f"{name} cannot be understood: {error}") from error
 
 
