@@ -34,7 +34,10 @@ _OF_CARD = ("train", *SETS)
 _ATTACKS_OF_CARD = (
     *("auc", "loss", "zlib", "min_k", "min_k_40", "min_k_plus_plus", "min_k_plus_plus_40"),
 )
-_BESIDE = (files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION)
+BESIDE = (
+    *(files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION),
+    files.READABLE_RECORD,
+)
 _PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
 _OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting", "sampled_from", "doubts")
@@ -90,7 +93,7 @@ def write_record(
     }
     record = files.plain(found | {"statement": statement(found, trainer.sides)})
     folder.write_text(files.READABLE_RECORD, markdown(record))
-    beside = [run / name for name in (*_BESIDE, files.READABLE_RECORD) if folder.has(name)]
+    beside = [run / name for name in BESIDE if folder.has(name)]
     record["files"] = {path.name: files.file_digest(path) for path in beside}
     folder.write_json(files.RECORD, record)
 

@@ -20,6 +20,7 @@ from hamu import files
 from hamu.errors import HamuError
 from hamu.unlearning.goals import has_share
 from hamu.unlearning.record import (
+    BESIDE,
     SETS,
     Found,
     first_hardness,
@@ -130,7 +131,8 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     yield "what record.json states follows from it", found["statement"], stated
     if found["goal"] is not None:
         yield "the goal is reached as its counts say", found["goal"], goal
-    for name, digest in found["files"].items():
+    there = dict.fromkeys(name for name in BESIDE if (run / name).is_file())
+    for name, digest in {**there, **found["files"]}.items():
         yield f"{name} is as the run left it", digest, partial(_digest, run / name)
     own = {"method": found["method"], "seed": found["seed"]}
     said = "record.json and config.yaml agree on the settings given"
@@ -148,7 +150,7 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         partial(of_file, evaluation.name, lambda: measured_in(files.parse_json(evaluation))),
     )
     yield "steps.jsonl has the steps recorded", found["steps"], partial(of_file, files.STEPS, steps)
-    if found["hardness"] is not None:
+    if found["hardness"] is not None or files.STEPS in there:
         find = partial(of_file, files.STEPS, partial(first_hardness, run))
         yield "steps.jsonl has the hardness recorded", found["hardness"], find
 
