@@ -115,6 +115,16 @@ def test_a_place_where_no_folder_can_be_is_refused(tmp_path):
     assert names_in(tmp_path) == ["link", "loop", "out"], "nothing is left of trying"
 
 
+def test_a_folder_that_may_only_be_read_is_not_said_to_be_missing(begun, monkeypatch):
+    def read_only(lock):
+        raise PermissionError(errno.EACCES, "Permission denied", str(begun / ".hamu.lock"))
+
+    monkeypatch.setattr("hamu.unlearning.run_folder.FileLock.acquire", read_only)
+    message = r"out cannot be written: .* denied: '.*/\.hamu\.lock'; let it be, or choose another"
+    with pytest.raises(HamuError, match=message):
+        RunFolder(begun, resume=True)
+
+
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
 @pytest.mark.parametrize(
     "left", [".comparison.json.x1_2abcd", ".inputs.json.x1_2abcd", ".comparison.png.tmp"]

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from hamu import files
 from hamu.core.distributed import from_main, is_main
-from hamu.errors import HamuError
+from hamu.errors import HamuError, first_line
 from hamu.files import CHECKPOINT, CONFIG, EVALUATION, INPUTS, MODEL, RECORD
 from hamu.models.storage import save_model
 
@@ -76,8 +76,11 @@ class RunFolder:
             try:
                 self._acquire()
             except OSError as error:
-                why = f"the output folder {self.path} cannot be made: {error.strerror or error}"
-                raise HamuError(f"{why}; {_OTHER}") from error
+                why, way = f"made: {error.strerror or error}", _OTHER
+                if os.path.isdir(self.path):
+                    why, way = f"written: {first_line(error)}", f"let it be, or {_OTHER}"
+                cannot = f"the output folder {self.path} cannot be {why}; {way}"
+                raise HamuError(cannot) from error
             finally:
                 self._release()
         self._stale()
