@@ -120,7 +120,7 @@ def test_a_folder_that_may_only_be_read_is_not_said_to_be_missing(begun, monkeyp
         raise PermissionError(errno.EACCES, "Permission denied", str(begun / ".hamu.lock"))
 
     monkeypatch.setattr("hamu.unlearning.run_folder.FileLock.acquire", read_only)
-    message = r"out cannot be written: .* denied: '.*/\.hamu\.lock'; let it be, or choose another"
+    message = r"out cannot be written: .* denied: '.*/\.hamu\.lock'; allow it, or choose another"
     with pytest.raises(HamuError, match=message):
         RunFolder(begun, resume=True)
 

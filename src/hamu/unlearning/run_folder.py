@@ -78,7 +78,7 @@ class RunFolder:
             except OSError as error:
                 why, way = f"made: {error.strerror or error}", _OTHER
                 if os.path.isdir(self.path):
-                    why, way = f"written: {first_line(error)}", f"let it be, or {_OTHER}"
+                    why, way = f"written: {first_line(error)}", f"allow it, or {_OTHER}"
                 cannot = f"the output folder {self.path} cannot be {why}; {way}"
                 raise HamuError(cannot) from error
             finally:

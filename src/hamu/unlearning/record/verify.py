@@ -109,8 +109,7 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
 
     def readable() -> Any:
         check_version()
-        said = lambda: hashlib.sha256(markdown(found).encode()).hexdigest()  # noqa: E731
-        return of_file(files.RECORD, said)
+        return of_file(files.RECORD, lambda: hashlib.sha256(markdown(found).encode()).hexdigest())
 
     def stated() -> Any:
         check_version()
