@@ -21,6 +21,7 @@ from hamu import HamuError
 from hamu.cli import main
 from hamu.files import remove_whole
 from hamu.models import load_classifier
+from hamu.unlearning.jobs import training
 from hamu.unlearning.trainer.logs import ProgressBar
 from hamu.unlearning.trainer.resumable import ResumableTrainer
 
@@ -165,6 +166,29 @@ def test_a_signal_saves_and_the_resumed_run_ends_alike(
         assert best == min(saved, key=losses.__getitem__)
         assert expected[1]["after"]["retain"]["loss"] == pytest.approx(losses[best])
         assert len(losses) == len(points), "no point has the figures of other weights"
+
+
+@pytest.mark.parametrize(("signals", "code"), [(1, 0), (2, 143)])
+def test_a_signal_behind_the_last_step_waits_for_the_model_and_a_second_does_not(
+    cli, tmp_path, unlearn, whole, monkeypatch, signals, code
+):
+    expected, write = whole(), training.write_record
+
+    def interrupted(*given, **settings):
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGTERM)
+        return write(*given, **settings)
+
+    monkeypatch.setattr(training, "write_record", interrupted)
+    ended, out, err = cli(*unlearn, "--output_dir", "run")
+    assert (ended, "SIGTERM: all steps are done; it ends when" in " ".join(out.split())) == (
+        code,
+        True,
+    )
+    if signals == 1:
+        assert outcome(tmp_path / "run") == expected
+    else:
+        assert err == "hamu unlearn: interrupted again; what it had not saved is lost\n"
 
 
 def test_training_resumes_with_its_batch(cli, tmp_path, few_digits, signal_at, resume):

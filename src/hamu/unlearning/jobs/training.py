@@ -141,13 +141,14 @@ def _train(task: Task, folder: RunFolder) -> Trained:
     train_original(model, data, args, [bar], test, resume=resume, around=around)
     figures = {"seconds": round(time.perf_counter() - begin, 1)}
     known = {name: one for name, one in (("train", data), ("test", test)) if one is not None}
-    figures |= set_figures({name: task.predict(model, one) for name, one in known.items()})
-    check_finite("training", first_not_finite_loss(figures), args.learning_rate)
-    begin_folder()
-    report = {n: {f: figures[f"{n}_{f}"] for f in ("loss", "accuracy")} for n in known}
-    report = {n: found | {"samples": len(known[n])} for n, found in report.items()}
-    failure = _save(task, folder, model, base=start, reports={"": report})
-    folder.write_json(EVALUATION, figures)
+    with finishing(task.console):
+        figures |= set_figures({name: task.predict(model, one) for name, one in known.items()})
+        check_finite("training", first_not_finite_loss(figures), args.learning_rate)
+        begin_folder()
+        report = {n: {f: figures[f"{n}_{f}"] for f in ("loss", "accuracy")} for n in known}
+        report = {n: found | {"samples": len(known[n])} for n, found in report.items()}
+        failure = _save(task, folder, model, base=start, reports={"": report})
+        folder.write_json(EVALUATION, figures)
     return Trained(folder.path, figures, merge_failure=failure)
 
 
@@ -176,6 +177,22 @@ def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
     saved = f"step {step} is saved in {trainer.checkpoints.path(step)}"
     way = f"go on with: hamu {command} --resume --output_dir {folder}"
     raise Interrupted(f"interrupted by {trainer.interrupted_by}; {saved}; {way}", number)
+
+
+@contextmanager
+def finishing(console: Console) -> Iterator[None]:
+    """Let a first signal wait behind the last step: the model is all that the run has done."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise Interrupted("interrupted again; what it had not saved is lost", number)
+        received.append(number)
+        name = signal.Signals(number).name
+        console.print(f"{name}: all steps are done; it ends when the model is measured and saved")
+
+    with handling(note):
+        yield
 
 
 def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | RunPlan:
@@ -230,14 +247,16 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         log.trainer, trainer.before_saving = trainer, log.save
         trainer.beside_model = task.beside_model()
         with bar, kept_open(trainer):
-            _unlearn(trainer, run.resume)
-        return _finish(task, folder, problem, trainer, inputs, reference)
+            with leaving_in_order("unlearn", trainer):
+                trainer.train(resume_from_checkpoint="newest" if run.resume else None)
+            with finishing(console):
+                _measure_end(trainer)
+        with finishing(console):
+            return _finish(task, folder, problem, trainer, inputs, reference)
 
 
-def _unlearn(trainer: UnlearnTrainer, resume: bool) -> None:
-    """Unlearn, and measure the model unless the last step was measured; refuse one of no use."""
-    with leaving_in_order("unlearn", trainer):
-        trainer.train(resume_from_checkpoint="newest" if resume else None)
+def _measure_end(trainer: UnlearnTrainer) -> None:
+    """Measure the model unless the last step was measured; refuse one of no use."""
     if not trainer.steps_taken:
         why = trainer.stop_reason or "there was none to take"
         doubts = (trainer.goal_run.figures() or {}).get("doubts", ())
