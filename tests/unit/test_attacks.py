@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -308,3 +309,22 @@ def test_all_kinds_of_layers_are_rounded_by_output_channel(bits, monkeypatch):
     linear.weight = nn.Parameter(torch.zeros(512, 1, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(HamuError, match=r"\[512, 1\] is stored as torch.uint8"):
         quantized(linear, bits)
+
+
+def test_quantization_rounds_what_an_adapter_makes_of_the_weights_but_for_the_embeddings():
+    """PEFT keeps the old head beside the new one, and it may share its weight with the embeddings."""
+    pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    model = new_language_model(new_tokenizer(["a b c"], 300), hidden=16, layers=1)
+    settings = LoraConfig(
+        target_modules="all-linear", modules_to_save=["lm_head"], r=2, init_lora_weights=False
+    )
+    adapted = get_peft_model(model, settings)
+    rounded = quantized(adapted, 4)
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        old, new = (getattr(one, name)().weight for one in (adapted, rounded))
+        assert torch.equal(old, new), name
+    projection = adapted.get_submodule("base_model.model.model.layers.0.mlp.up_proj")
+    meant = projection.weight + projection.get_delta_weight("default")
+    error = rounded.get_submodule("model.layers.0.mlp.up_proj").weight - meant
+    assert 0 < error.norm() < 0.2 * meant.norm()

@@ -22,6 +22,7 @@ from hamu.errors import HamuError, percent
 from hamu.evaluation.answers import generate_answers, rouge_l, words_of
 from hamu.evaluation.memorization import exact_memorization, extraction_strength
 from hamu.evaluation.predictions import predict, predict_tokens
+from hamu.models.storage import merged
 
 Kind = Literal["image", "text"]
 UNLEARNED, ORIGINAL, RETRAINED = "unlearned", "original", "retrained"  # models
@@ -578,12 +579,15 @@ def quantized(model: nn.Module, bits: int) -> nn.Module:
 
     A language model's head keeps its weight. 8 bits: a scale for each output channel, as LLM.int8()
     (Dettmers et al. 2022); 4 bits: NF4 in blocks of 64 (Dettmers et al. 2023), as Dorna et al.
-    2025. Weights keep their dtype.
+    2025. Weights keep their dtype. An adapter is merged first, in float32: rounded by itself, its
+    small update of the weights would stay.
 
     Raises:
         HamuError: if weights are stored in fewer bits already, or there is none to round.
     """
     functional, model = check_can_quantize(), deepcopy(model)
+    if hasattr(model, "peft_config") and not getattr(model, "is_loaded_in_4bit", False):
+        model = merged(model)
     with torch.no_grad():
         for weight in _rounded_weights(model):
             if bits == 8:
