@@ -56,13 +56,6 @@ def test_a_collator_or_a_model_of_ones_own_may_have_other_items(tmp_path):
         trainer_of(tmp_path, records, records)
 
 
-@pytest.mark.parametrize("made", [(torch.ones(1, 3), [0]), {"pixel_values": torch.ones(1, 3)}])
-def test_a_collator_that_makes_no_batch_of_good_items_is_named(tmp_path, made):
-    kind = type(made).__name__
-    with pytest.raises(HamuError, match=f"the data_collator makes a {kind} of items of the retain"):
-        trainer_of(tmp_path, data_collator=lambda items: made)
-
-
 TEXT = {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}
 
 

@@ -45,12 +45,16 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
         return isinstance(item, Mapping) and "labels" in item and bool(inputs & item.keys())
 
     for name, one in data.items():
-        if not _has_items(name, one):
+        if isinstance(one, IterableDataset) or (one is not None and not hasattr(one, "__len__")):
+            way = "records are drawn by position, so load it as a list"
+            raise HamuError(f"the {name} set, a {type(one).__name__}, has no positions; {way}")
+        if one is None or not len(one):
             continue
+        if isinstance(one, Mapping) and 0 not in one:
+            keys = ", ".join(map(str, islice(one, 5)))
+            raise HamuError(f"the {name} set is a mapping with the keys {keys}; give one of them")
         item = one[0]
-        fetch = getattr(one, "__getitems__", lambda places, item=item: [item])
-        batch = item if data_collator is collate else data_collator(fetch([0]))
-        made = item if is_usable(item) else batch
+        made = item if is_usable(item) or data_collator is collate else data_collator([item])
         if not is_usable(made) or ("input_ids" in made and made is not item):
             kind = f"of type {type(item).__name__}"
             if isinstance(item, Mapping):
@@ -59,11 +63,6 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
                 f"an item of the {name} set is {kind}; expected a mapping with pixel_values and "
                 f"labels (images) or input_ids and labels (texts): return one from the data set, "
                 f"or for images give a data_collator that makes one"
-            )
-        if not is_usable(batch):
-            raise HamuError(
-                f"the data_collator makes a {type(batch).__name__} of items of the {name} set; let "
-                f"it return a mapping with labels and pixel_values, or input_ids"
             )
         if "input_ids" not in made:
             continue
@@ -75,22 +74,12 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
             )
         others = sorted((made.keys() & reads) - {"input_ids", "attention_mask", "labels"})
         lost = [key for key in others if _changes_what_is_read(key, made[key])]
+        fetch = getattr(one, "__getitems__", list)
         if lost and data_collator is collate and not isinstance(fetch([0]), Mapping):
             raise HamuError(
                 f"an item of the {name} set has {lost[0]}, which the model reads and the "
                 f"default data_collator drops; give one that keeps it, or leave it out"
             )
-
-
-def _has_items(name: str, one: Any) -> bool:
-    """False for a set that is empty or left out; a HamuError for one without positions."""
-    if isinstance(one, IterableDataset) or (one is not None and not hasattr(one, "__len__")):
-        way = "records are drawn by position, so load it as a list"
-        raise HamuError(f"the {name} set, a {type(one).__name__}, has no positions; {way}")
-    if isinstance(one, Mapping) and one and 0 not in one:
-        keys = ", ".join(map(str, islice(one, 5)))
-        raise HamuError(f"the {name} set is a mapping with the keys {keys}; give one of them")
-    return one is not None and len(one) > 0
 
 
 def _changes_what_is_read(name: str, value: Any) -> bool:
