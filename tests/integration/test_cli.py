@@ -101,7 +101,7 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path, few_digits):
 def test_no_other_run_can_take_the_folder_while_a_command_works(
     sh, few_digits, saved_model, monkeypatch, tmp_path, command, work
 ):
-    """What a command has done by its end is not lost to another that began later."""
+    """Else the one that ends second would find a run in its place, and lose its work."""
     begin = lambda *given, **how: RunFolder("out")  # noqa: E731
     monkeypatch.setattr(f"hamu.unlearning.jobs.{work}", begin)
     line = f"{command.replace('MODEL', str(saved_model))} --data {few_digits} --output_dir out"
