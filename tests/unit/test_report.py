@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 from report_examples import (
     NASTY,
@@ -352,6 +354,20 @@ def test_the_picture_names_cut_ends_and_rings_the_model_saved():
         assert labels <= {line.get_label() for line in lines}
         rings = [one.get_xydata().tolist() for one in lines if one.get_markerfacecolor() == "none"]
         assert rings == saved
+
+
+COORDINATES = st.tuples(*[st.floats(-10, 10) | st.floats(-0.01, 0.01)] * 2)
+
+
+@given(st.lists(st.lists(COORDINATES, min_size=1, max_size=4), min_size=1, max_size=7))
+@example([[(0.0, 0.0), (0.001, 2.0)], [(0.0, 0.0), (0.1, 0.05)]])
+def test_limits_show_two_thirds_of_the_trajectories_whole(trajectories):
+    limits = pictures.limits_of(trajectories)
+    whole = [
+        all(low <= at <= high for point in points for at, (low, high) in zip(point, limits, strict=True))
+        for points in trajectories
+    ]  # fmt: skip
+    assert sum(whole) >= round(len(trajectories) * 2 / 3)
 
 
 @pytest.fixture

@@ -61,13 +61,16 @@ def looks_of(methods: Sequence[str]) -> list[tuple[str, str]]:
 
 def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
     """Limits that show two thirds of the trajectories whole, with a margin; the others are cut."""
+    ends = np.array([np.abs(points).max(0) for points in trajectories]).reshape(-1, 2)
+    count = round(len(ends) * 2 / 3)
+    # two thirds lie within these, of each axis alone others; those closest to both are shown
+    typical = np.sort(ends, 0)[count - 1 : count].clip(min=1e-12)
+    shown = ends[np.argsort((ends / typical).max(1, initial=0), kind="stable")[:count]]
+    points = np.array([point for points in trajectories for point in points]).reshape(-1, 2)
+    near = points[(np.abs(points) <= 1.6 * shown.max(0, initial=0.0)).all(1)].T
     limits = []
-    for axis in (0, 1):
-        ends = sorted(max(abs(point[axis]) for point in points) for points in trajectories)
-        bound = 1.6 * ends[max(0, (2 * len(ends)) // 3 - 1)] if ends else 0.0
-        every = [point[axis] for points in trajectories for point in points]
-        values = [value for value in every if abs(value) <= bound]
-        low, high = min(values, default=0.0), max(values, default=0.0)
+    for values in near:
+        low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
         margin = 0.08 * (high - low) or 1.0
         limits.append((low - margin, high + margin))
     return limits[0], limits[1]
