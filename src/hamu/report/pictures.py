@@ -35,6 +35,10 @@ COLOR_OF_MODEL = {
     attacks.RETRAINED: "#009E73",
 }
 _RING: dict[str, Any] = {"marker": "o", "markersize": 13, "mfc": "none", "linestyle": "none"}
+_ON_FRONTIER = {  # demand and price by variant
+    "hamu-q": (r"rise of the forget loss, $Q/\eta$", r"rise of the retain loss $/\eta$"),
+    "hamu-u": (r"fall of the retain loss, $U/\eta$", r"fall of the forget loss $/\eta$"),
+}
 Trajectory = Sequence[Gains]
 Limits = tuple[tuple[float, float], tuple[float, float]]
 
@@ -131,9 +135,9 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
             label = f"the demand, {demand:.3g}"
             axes.plot([demand], [at], "o", color=color, markersize=8, label=label)
         axes.legend(frameon=False, loc="upper left")
-        sides = ("forget", "retain") if name == "hamu-q" else ("retain", "forget")
-        axes.set(title=name, xlabel=f"demanded on the {sides[0]} side, per learning rate")
-        axes.set(ylabel=f"least cost on the {sides[1]} side", xlim=(0, limit * 1.07))
+        demanded, paid = _ON_FRONTIER[name]
+        axes.set(title=name, xlabel=f"demanded {demanded}", ylabel=f"least {paid}")
+        axes.set_xlim(0, limit * 1.07)
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
 
