@@ -361,6 +361,8 @@ def test_it_says_where_the_stopping_criterion_would_end_the_run(
         found, method=method, gram=gram, frontiers={method.name: frontier(gram, method)}
     )
     assert answer in plain_answer(judged)
+    small_is_stopped = stopping == "any"  # by its hardest block, whatever is asked
+    assert ("--stopping off" in judged.verdict.suggestion) == small_is_stopped
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,7 @@ class Verdict:
     reason: str  # the figures behind it, in words
     constraint: float  # share of the feasible demand, for constraint_mode="relative"; 0 for none
     learning_rate: float | None  # keeps second order below a tenth of first; None if unknown
+    suggestion: str  # both as options; empty for none
 
 
 def judge(
@@ -276,7 +277,11 @@ def judge(
     if stops != "off" and status.criterion_met:  # the run would end
         off = f" with --stopping off (the criterion {stops} is met)"
     how = "easy" if share >= _EASY else "moderately hard" if share >= _MODERATE else "hard"
-    smaller = f"--constraint_mode relative --constraint {suggested:g}, which is free"
+    less = replace(method, constraint=suggested, constraint_mode="relative")
+    options = f"--constraint_mode relative --constraint {suggested:g}"
+    if stops != "off" and constraint_status(gram, less).criterion_met:
+        options += " --stopping off"
+    smaller = f"{options}, which is free"
     if share < NEXT_TO_NOTHING and not (is_free and feasible):
         code, suggested = MUST_HURT, 0.0
         free_share = f"only {share:.1%} of what is possible" if share else "no demand"
@@ -302,4 +307,5 @@ def judge(
             paid = f"will lower the forget loss by about {price / gain:.3g} per 1 of retain loss"
         answer = f"It will be {how}, and this demand has a price: it {paid}; accept that{off}, "
         answer += f"or start with {smaller}"
-    return Verdict(code, answer, f"{reason}.", suggested, rate)
+    options += "" if rate is None else f" --learning_rate {rate:g}"
+    return Verdict(code, answer, f"{reason}.", suggested, rate, options * (suggested > 0))

@@ -164,9 +164,8 @@ def _assessed(found: jobs.Assessed) -> Iterator[Any]:
     if 0 < result.curvature_samples < min(_MANY, result.records["retain"]):
         few = f"{result.curvature_samples} records tend to overstate the curvature, and with it"
         yield f"{few} how small the rate must be; --curvature_samples {_MANY} is surer"
-    rate = "" if verdict.learning_rate is None else f" --learning_rate {verdict.learning_rate:g}"
-    if verdict.constraint > 0:
-        yield f"suggested: --constraint_mode relative --constraint {verdict.constraint:g}{rate}"
+    if verdict.suggestion:
+        yield f"suggested: {verdict.suggestion}"
     yield f"this took {result.epochs:.2f} epochs' worth of passes; the model is unchanged"
     yield f"\nall figures and the frontier are in {found.folder}"
 
