@@ -5,7 +5,8 @@
 Each problem: an original model, a model retrained without the forget set, and `hamu compare --at` the retrained model's
 forget loss: the same steps, batches, optimizer (AdamW) and number of trials for all, the best settings with three seeds,
 then 20 steps of fine-tuning on retain data. Adds what docs/results/league.json lacks and prints the tables of league.md;
---repeat runs the best settings of entries that have fewer seeds with the others.
+--repeat runs the best settings of entries that have fewer seeds with the others. All entries of a row start from one
+model, by its digest; that of the known CIFAR-10 rows is trained by one thread (OMP_NUM_THREADS=1, AVX-512).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from experiments.forgotten import evaluated
 from experiments.problems import Problem, cifar, digits, original, retrained, run, slug, tofu
 from hamu.core.methods import method_classes
 from hamu.evaluation.gains import Level
+from hamu.files import file_digest
 from hamu.unlearning.compare.runs import figures_at, relearned
 
 ATTACK = ("--attacks", "relearn-retain", "--attack_steps", "20", "--attack_seeds", "1")
@@ -124,6 +126,7 @@ def measured(
         )
     return {
         "level": found["at"]["loss"],
+        "model": digest_of(model),
         "start": {side: _mean(found["start"][f"{side}_loss"]) for side in ("forget", "retain")},
         "retrained_relearned": _last(own["unlearned"]),
         "effort": vars(effort),
@@ -137,8 +140,23 @@ def _mean(figure: Any) -> float:
     return float(figure["mean"] if isinstance(figure, Mapping) else figure)
 
 
+def digest_of(model: str) -> str:
+    """The SHA-256 of a model's weights."""
+    return file_digest(Path(model) / "model.safetensors")
+
+
+def check_model(part: Mapping[str, Any], digest: str) -> None:
+    """Refuse entries of another model beside a problem's known ones."""
+    if (known := part.get("model")) not in (None, digest):
+        raise SystemExit(
+            f"the known entries began at the model {known[:12]}, this is {digest[:12]}; give its --work_dir, "
+            f"or another --output"
+        )
+
+
 def added(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """A problem's figures with those of more entries, which must start from the same model."""
+    check_model(old, new["model"])
     for side, loss in new["start"].items():
         if not isclose(loss, old["start"][side], rel_tol=1e-6):
             raise SystemExit(
@@ -158,6 +176,7 @@ def repeat(
     what, model = (*problem.data, *problem.forget, *problem.extra), original(problem, work)
     raised = () if objective is None else ("--forget_objective", objective)
     rows = part["rows"]
+    check_model(part, digest_of(model))
     for method in [name for name, row in rows.items() if row is not None and name != DEFAULT]:
         seeds = effort.seeds[len(rows[method]["cost"]) :]
         if not seeds:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from run_files import read, write_rows
 
-from experiments.league import _mean, added, ranked, table
+from experiments.league import EFFORT, FIGURES, _mean, added, ranked, repeat, table
 from experiments.paper import EXPERIMENTS, Scale, Trained
 from experiments.paper.batches import Batches
 from experiments.paper.common import BASELINES, METHODS, pearson_of
@@ -23,6 +23,7 @@ from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.sampling import Sample, sample_images
 from experiments.paper.similarity import volumes_of
 from experiments.paper.stage import Stage
+from experiments.problems import Problem
 from hamu.data import read_images, read_text
 from hamu.errors import HamuError
 from hamu.unlearning.run_folder import RunFolder
@@ -360,11 +361,41 @@ def test_entries_of_the_league_rank_by_mean_cost_then_by_what_comes_back_and_las
 def test_more_entries_join_the_known_ones_if_they_began_at_the_same_model():
     start = {"forget": 0.5, "retain": 0.25}
     old = {"level": 2.0, "start": start, "rows": {"ga": 1}, "levels": {"ga": 2}}
-    new = {"level": 2.1, "start": start, "rows": {"kl": 3}, "levels": {"kl": 4}}
+    new = {"level": 2.1, "start": start, "rows": {"kl": 3}, "levels": {"kl": 4}, "model": "a1"}
     both = {"rows": {"ga": 1, "kl": 3}, "levels": {"ga": 2, "kl": 4}}
     assert added(old, new) == old | both
     with pytest.raises(SystemExit, match=r"retain loss 0\.26 at the start, the known .* at 0\.25"):
         added(old, new | {"start": start | {"retain": 0.26}})
+    with pytest.raises(SystemExit, match="began at the model b2, this is a1; give its --work_dir"):
+        added(old | {"model": "b2"}, new)
+
+
+@pytest.mark.parametrize("missed", [False, True])
+def test_entries_are_repeated_with_the_seeds_that_they_lack(tmp_path, monkeypatch, missed):
+    (tmp_path / "original/model").mkdir(parents=True)
+    (tmp_path / "original/model/model.safetensors").write_bytes(b"weights")
+    part = {"level": 2.0, "rows": {"ga": {"learning_rate": 0.1, **{key: [1.0] for key in FIGURES}}}}
+    part["rows"] |= {"kl": None, "hamu unlearn": {"cost": [1.0]}}
+
+    def run(*words):
+        seeds = words[words.index("--seeds") + 1 : words.index("--at")]
+        assert words[words.index("--learning_rates") + 1] == "0.1"
+        found = [
+            {"method": "ga", "setting": "s", "seed": int(seed), "learning_rate": 0.1, "constraint": None,
+             "forget_weight": None, **{key: float(seed) for key in FIGURES.values()}}
+            for seed in reversed(seeds)
+        ]  # fmt: skip
+        found[0]["at_gain"] = None if missed else found[0]["at_gain"]
+        folder = Path(words[words.index("--output_dir") + 1])
+        folder.mkdir()
+        (folder / "comparison.json").write_text(json.dumps({"runs": found}))
+
+    monkeypatch.setattr("experiments.league.run", run)
+    repeat(Problem("P", (), (), (), "original"), tmp_path, part, None, EFFORT["digits"])
+    row = part["rows"]["ga"]
+    assert (row if missed else row["cost"]) == (None if missed else [1.0, -43.0, -44.0])
+    assert part["rows"]["kl"] is None
+    assert part["rows"]["hamu unlearn"] == {"cost": [1.0]}
 
 
 def test_the_page_of_the_league_shows_what_was_measured():
