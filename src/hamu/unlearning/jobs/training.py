@@ -387,11 +387,14 @@ def _best(trainer: UnlearnTrainer) -> str:
     name = str(args.metric_for_best_model).removeprefix("eval_")
     found = {e["step"]: e[f"eval_{name}"] for e in state.log_history if f"eval_{name}" in e}
     step = (max if args.greater_is_better else min)(found, key=found.__getitem__)
+    best = state.best_global_step if args.load_best_model_at_end else None
+    saved = state.global_step if best is None else best
     if not step:
-        return f"no evaluated state was better by {name} than the model before the run"
+        better = f"no evaluated state was better by {name} than the model before the run"
+        return f"{better}; the model saved is that of step {saved}"
     checkpoint = trainer.checkpoints.path(int(step))
     place = "which was not saved; --load_best_model_at_end with --save_strategy keeps it"
-    if step == (state.best_global_step if args.load_best_model_at_end else state.global_step):
+    if step == saved:
         place = "which is the model saved"
     elif checkpoint.exists():
         place = f"in {checkpoint}"
