@@ -117,6 +117,45 @@ def test_without_noise_the_estimate_is_the_batch_itself(method):
     assert status.confidence() in (pytest.approx(0.0), pytest.approx(1.0))
 
 
+def test_the_noise_of_each_side_is_its_variance_over_the_squared_norm():
+    sides, generator, draws = expected(), torch.Generator().manual_seed(2), []
+    for _ in range(400):
+        draws.append([noisy([g], d, generator)[0] for g, d in zip(sides, (0.2, 0.1), strict=True)])
+    population = filled(draws, half_life=1600.0)
+    status = population.judge(population.sums(same), HamuQ(0.5, **RELATIVE), 1.0)
+    of_one = sum(SIZES) / len(SIZES)  # times the variance of an entry, of blocks of norm 1
+    assert status.retain_noise == pytest.approx(0.2**2 * of_one, rel=0.05)
+    assert status.forget_noise == pytest.approx(0.1**2 * of_one, rel=0.05)
+
+
+@pytest.mark.parametrize(("headroom", "error", "margin", "confidence"), [
+    (0.9, 0.1, 0.0, 0.8413), (1.1, 0.1, 0.0, 0.1587), (1.1, 0.1, 0.3, 0.9772), (0.9, 0.0, 0.0, 1.0), (1.1, 0.0, 0.0, 0.0),
+])  # fmt: skip
+def test_confidence_is_that_of_a_normal_error(headroom, error, margin, confidence):
+    status = PopulationStatus(headroom, error, *[0] * 10)
+    assert status.confidence(margin) == pytest.approx(confidence, abs=1e-4)
+
+
+@pytest.mark.parametrize("passes", [4.5, 4.0, 7.3, 40.0])
+def test_the_estimate_is_the_end_of_a_line_and_keeps_the_noise_that_its_passes_leave(passes):
+    steps = 90  # times begin anew after 20
+    one_hot = [([row], [row]) for row in torch.eye(steps)]
+    population = populations(one_hot, (20.0, (passes, math.inf)))[0]
+    sums = population.sums(same)
+    weights, step = sums["ends"][:GROUPS].sum(0).double(), torch.arange(steps)
+    age = steps - 1.0 - step.double()
+    counts, ridge = 0.5 ** (age / 20.0), (0.4 * 20.0) ** 3 / 12
+    ones, ages, squares = (counts @ age**power for power in range(3))
+    end_of_line = counts * (squares + ridge - ages * age) / (ones * (squares + ridge) - ages**2)
+    assert weights.tolist() == pytest.approx(end_of_line.tolist(), abs=1e-5)
+    begins = torch.arange(0, steps, passes)[:, None]
+    in_pass = torch.minimum(begins + passes, step + 1) - torch.maximum(begins, step)
+    of_passes = in_pass.clamp(min=0).double() @ weights
+    left = 1.0 - of_passes.square().sum() / passes / weights.square().sum()
+    found = population._noise_left(population._line(sums["weights"]))
+    assert found.tolist() == pytest.approx([left.item(), 1.0], abs=1e-4)
+
+
 def test_an_estimate_in_doubt_must_be_further_below_one():
     assert judged(0.94, 0.1) < 1.0 < judged(0.96, 0.1)
     assert judged(0.39, 0.3) < 1.0 < judged(0.41, 0.3)
