@@ -389,9 +389,12 @@ def test_it_measures_at_its_interval_at_the_last_step_and_where_it_rehearses(reh
 def test_a_state_is_the_last_only_if_the_loss_of_all_retain_records_is_within_the_budget():
     found = [(5, START), (9, START + 0.07), (9, START + 0.06), (9, START + 0.05)]
     work = Work(*found).start()
-    work.rises = [0.12, 0.09]
+    work.rises, logged = [0.12, 0.09], []
     for _ in range(4):
         work.step()
+        logged.append(work.controller.figures())
+    assert [one["retain_rise"] for one in logged] == pytest.approx([0.0, 0.12, 0.11, 0.09])
+    assert [one["forgotten_share"] for one in logged] == [0.5, 0.9, 0.9, 0.9]
     rises = [row.get("retain_rise") for row in work.controller.history]
     assert rises == [None, None, 0.12, None, 0.09]
     assert work.controller.reached

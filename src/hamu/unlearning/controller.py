@@ -177,7 +177,7 @@ class Controller(TrainerCallback):
         return {
             "learning_rate": self.rate_of_step,
             "forgotten_share": last["forgotten"] / last["records"],
-            "retain_rise": last.get("retain_rise", last["retain_loss"] - self.start_loss),
+            "retain_rise": self._cost_of(last),
         }
 
     def note(self, step: PairStep) -> None:
@@ -432,8 +432,13 @@ class Controller(TrainerCallback):
         near = max(finite, key=lambda e: (min(e["forgotten"], wanted), -e["retain_loss"]))
         if near["forgotten"] <= self._best_count:
             return ""
-        cost = near.get("retain_rise", near["retain_loss"] - self.start_loss + self._beyond)
+        cost = self._cost_of(near)
         return f"; {near['forgotten']:,} were at step {near['step']:,}, for {cost:+.4f}"
+
+    def _cost_of(self, entry: dict[str, Any]) -> float:
+        """Rise of the retain loss, of all retain records where they were measured."""
+        of_sample: float = entry["retain_loss"] - self.start_loss + self._beyond
+        return float(entry.get("retain_rise", of_sample))
 
     def _words(self) -> str:
         lasting = ""
