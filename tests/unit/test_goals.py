@@ -241,7 +241,9 @@ def test_a_goal_that_compares_with_few_unseen_records_says_so():
     assert said([0, 2], *[0] * 40) == [], "a class without unseen ones has all of them"
     (line,) = said([0, 1, 1], *[0, 1] * 40, kept=(0, 2))
     assert line.startswith("no retain record has the class of 2 of them, ")
-    assert doubts(Goal("erased"), Predictions(torch.zeros(1, 3), torch.tensor([0]))) == []
+    one = labelled(0)
+    for goal in (Goal("erased"), Goal("retrained", reference=one)):
+        assert doubts(goal, one) == [], "compares with no unseen records"
 
 
 def test_a_count_that_can_hardly_be_told_says_so_wherever_it_stands():
