@@ -356,6 +356,16 @@ def test_the_picture_names_cut_ends_and_rings_the_model_saved():
         assert rings == saved
 
 
+def test_a_picture_shows_the_names_of_methods_as_they_are(drawn, tmp_path):
+    names = ["$\\frac$", "$5 or $x_2$", "_mine"]
+    runs = [(name, [Gains(0.0, 0.0), Gains(0.1, 0.2)], Gains(0.1, 0.2)) for name in names]
+    pictures.plot_comparison(runs, dict.fromkeys(names, 0.1), tmp_path / "comparison.png")
+    axes, bars = drawn[0].axes
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    for found in (texts, [text.get_text() for text in bars.get_yticklabels()]):
+        assert [text.replace("\\$", "$").strip() for text in found] == names
+
+
 COORDINATES = st.tuples(*[st.floats(-10, 10) | st.floats(-0.01, 0.01)] * 2)
 
 

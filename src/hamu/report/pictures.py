@@ -52,6 +52,11 @@ def styles_of(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
 STYLES = styles_of(())
 
 
+def _label(method: str) -> str:
+    """Name in a picture: no formula, and no underscore at its start, which hides it in a legend."""
+    return (" " * method.startswith("_") + method).replace("$", r"\$")
+
+
 def looks_of(methods: Sequence[str]) -> list[tuple[str, str]]:
     """Give each run its method's colour, and a further run of a method a dash pattern of plotly."""
     styles, drawn, found = styles_of(methods), Counter[str](), []
@@ -109,7 +114,8 @@ def plot_comparison(
         line(level[1], linestyle="--", color="0.3", linewidth=1, zorder=1)
     names = sorted(hypervolumes, key=hypervolumes.__getitem__)
     colors = [styles[name][0] for name in names]
-    drawn = bars.barh(names, [hypervolumes[name] for name in names], color=colors, height=0.7)
+    lengths = [hypervolumes[name] for name in names]
+    drawn = bars.barh([*map(_label, names)], lengths, color=colors, height=0.7)
     bars.bar_label(drawn, fmt="%.3g", padding=3)
     bars.set(title="hypervolume", xticks=[])
     bars.margins(x=0.2)
@@ -163,7 +169,7 @@ def draw_trajectories(
     limits, ring = limits_of(list(firsts.values())), "the model saved"
     for place, (name, points) in enumerate(runs):
         end = points[-1] if ends is None else ends[place]
-        (color, marker), is_first, label = styles[name], points is firsts[name], name
+        (color, marker), is_first, label = styles[name], points is firsts[name], _label(name)
         if not all(low <= at <= high for at, (low, high) in zip(end, limits, strict=True)):
             label += " (ends at {:.3g}, {:.3g})".format(*end)
         look: dict[str, Any] = {"color": color, "alpha": 1.0 if is_first else 0.3}
