@@ -378,6 +378,8 @@ def test_limits_show_two_thirds_of_the_trajectories_whole(trajectories):
         for points in trajectories
     ]  # fmt: skip
     assert sum(whole) >= round(len(trajectories) * 2 / 3)
+    still = [(0.0, 0.0)]  # one that diverged at once, or never moved
+    assert pictures.limits_of([*trajectories, still, still]) == limits
 
 
 @pytest.fixture

@@ -69,8 +69,12 @@ def looks_of(methods: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
-    """Limits that show two thirds of the trajectories whole, with a margin; the others are cut."""
+    """Limits that show two thirds of the trajectories whole, with a margin; the others are cut.
+
+    Those that never leave the origin need no room and do not count.
+    """
     ends = np.array([np.abs(points).max(0) for points in trajectories]).reshape(-1, 2)
+    ends = ends[ends.any(1)]
     count = round(len(ends) * 2 / 3)
     # two thirds lie within these, of each axis alone others; those closest to both are shown
     typical = np.sort(ends, 0)[count - 1 : count].clip(min=1e-12)
