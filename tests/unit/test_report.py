@@ -144,6 +144,7 @@ def test_a_run_under_way_has_a_report(tmp_path):
     words = words_of(run)
     assert "of steps.jsonl, 1 line is damaged and skipped" in words
     assert "the model after is not there" in words
+    assert "it takes two finite evaluations in evaluation.json" in words, "there may have been some"
 
 
 def test_the_end_of_a_run_is_its_records_where_its_last_steps_were_not_logged(tmp_path):
