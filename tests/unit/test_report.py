@@ -175,6 +175,8 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (goal(19, 19), True, 2.0, 0.0, "Before the run, too, 19 of 20 records counted as fo", "open"),
     (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
     (ALL | {"sampled_from": 90}, True, 1.0, 0.0, "It forgot in a sample of 20 of 90 rec", "good"),
+    (goal(0, 10) | {"share": 0.5}, True, 1.0, 0.0, "It forgot 10 of 20 records, as many as its", "good"),
+    (ALL | {"share": 0.5}, True, 1.0, 0.0, FORGOT, "good"),
     (ALL | {"doubts": ["few"]}, True, 1.0, 0.0, "Whether it forgot can hardly be told", "open"),
     (goal(3, 2) | {"doubts": ["few"]}, True, -0.1, 0.0, "It did not forget: 2 of 20 records", "bad"),
     # forgotten means by the losses and lasting

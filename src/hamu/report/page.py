@@ -130,6 +130,8 @@ def _forgotten(run: Run) -> Verdict:
             return Verdict(f"Before the run, too, {count} counted as forgotten", "open")
         whole, measured = run.goal.get("sampled_from"), run.goal["after"]["records"]
         of = f" in a sample of {measured:,} of {whole:,} records" if whole else ""
+        if after < (1 - goals.LEVEL) * measured:  # its goal asks for few
+            of = f" {count}{of}, as many as its goal asks"
         return Verdict(f"It forgot{of}", "good")
     if after > before:
         return Verdict(f"It forgot in part, {count}", "mixed")
