@@ -327,6 +327,15 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
     assert "The model saved" not in words_of(last)
 
 
+def test_a_page_names_the_way_to_a_line_that_leaves_its_chart(tmp_path):
+    near, far = example_run(tmp_path, "near"), example_run(tmp_path, "far")
+    for entry in far.entries:
+        entry["eval_forget_gain"] *= 1e9
+    [chart] = trajectories([near, far], looks_of(["ga", "ga"]))
+    assert chart.figure.layout.yaxis.range[1] < 2 < max(chart.figure.data[1].y)
+    assert "A line may leave the chart: a double click shows it whole." in words_of(near, far)
+
+
 def test_folders_of_one_name_are_told_apart_by_those_above_them(tmp_path):
     places = ("a/unlearned", "b/unlearned", "x/deep/unlearned", "y/deep/unlearned", "other")
     runs = [example_run(tmp_path, place) for place in places]
