@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -145,6 +146,8 @@ def test_a_run_under_way_has_a_report(tmp_path):
     assert "of steps.jsonl, 1 line is damaged and skipped" in words
     assert "the model after is not there" in words
     assert "it takes two finite evaluations in evaluation.json" in words, "there may have been some"
+    run.steps.loc[run.steps.index[-1], "retain_loss"] = math.nan
+    assert verdict(run) == ("Not finished: a loss of step 20 is not finite", "bad")
 
 
 def test_the_end_of_a_run_is_its_records_where_its_last_steps_were_not_logged(tmp_path):

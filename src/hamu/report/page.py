@@ -65,6 +65,8 @@ def verdict(run: Run) -> Verdict:
     if run.evaluation is None:
         if run.failed:
             return Verdict(f"It failed after step {run.last_step:,}", "bad")
+        if run.steps.filter([f"{side}_loss" for side in SIDES]).tail(1).isna().any(axis=None):
+            return Verdict(f"Not finished: a loss of step {run.last_step:,} is not finite", "bad")
         return Verdict(f"Not finished: step {run.last_step:,} so far", "open")
     gains, goal = gains_of(run.evaluation), run.goal
     if not all(map(math.isfinite, gains)):
