@@ -3,6 +3,7 @@
 import re
 import sys
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,24 @@ def test_the_records_relearned_are_not_those_looked_at(data):
         relearned = {one.numpy().tobytes() for one in batch["pixel_values"][64:]}
         assert (len(batch["labels"]), len(relearned), len(looked_at)) == (74, 10, 20)
         assert not relearned & {looked_at[i]["pixel_values"].numpy().tobytes() for i in range(20)}
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("image", 1e-3), ("text", 3e-4), ("adapter", 1e-3)])
+def test_the_rate_is_that_of_the_kind_of_model(kind, rate, classifier, data, texts, monkeypatch):
+    """Adam's first step moves the weights by its rate."""
+    model, problem = (classifier, data) if kind == "image" else texts
+    if kind == "adapter":
+        model = get_peft_model(deepcopy(model), LoraConfig(target_modules="all-linear", r=2))
+    before, moved, measure = state_of(model), [], AttackData.measure
+
+    def noted(self, model, records):
+        changes = [(p.detach() - before[name]).abs().max() for name, p in model.named_parameters()]
+        moved.append(max(changes).item())
+        return measure(self, model, records)
+
+    monkeypatch.setattr(AttackData, "measure", noted)
+    attack(model, problem, AttackSettings("relearn-retain", attack_steps=1, attack_seeds=1))
+    assert moved == [0.0, pytest.approx(rate, rel=0.05)]
 
 
 def test_a_small_forget_set_is_halved_and_a_single_record_is_not_relearned(classifier, data):
