@@ -133,6 +133,8 @@ def test_the_rate_is_that_of_the_kind_of_model(kind, rate, classifier, data, tex
 def test_a_small_forget_set_is_halved_and_a_single_record_is_not_relearned(classifier, data):
     three = attack(classifier, replace(data, forget=images(3, 1)), FEW_STEPS)
     assert three.records == {"forget": 3, "measured": 3, "relearned": 1}
+    few = replace(FEW_STEPS, attacks="relearn-few")
+    assert attack(classifier, replace(data, forget=images(3, 1)), few).records["measured"] == 2
     one = attack(classifier, replace(data, forget=images(1, 1)), FEW_STEPS)
     assert list(one.outcomes) == ["relearn-retain"]
     assert "two forgotten records" in one.skipped["relearn-few"]
@@ -188,6 +190,7 @@ def test_answers_begin_behind_the_prompt_and_words_are_counted_in_any_script(tex
     whole = encode(data.forget.texts, data.tokenizer, loss_on="all")
     found = [attack(model, replace(data, forget=one), settings) for one in (data.forget, whole)]
     assert found[0].outcomes == found[1].outcomes
+    assert found[0].records == {"forget": len(whole), "measured": 3, "relearned": 0}
     texts = ["eins zwei drei vier", "我们都在这里住着"]
     tokenizer = new_tokenizer(["no merges"], 260)
     for text, start in zip(texts, ("eins zwei", "我们"), strict=True):

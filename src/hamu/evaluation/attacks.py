@@ -123,6 +123,15 @@ class AttackSettings:
         """Number of forgotten records that relearn-few trains on: at most half of them."""
         return min(self.value("relearned_records", kind), forgotten // 2)
 
+    def measured(self, name: str, forgotten: int, kind: Kind) -> int:
+        """Number of forgotten records that an attack measures."""
+        most, left = self.value("attack_records", kind), forgotten
+        if name in (PREFILL, SAMPLE):
+            most = self.attack_answers
+        if name == RELEARN_FEW:
+            left -= self.relearned(forgotten, kind)
+        return min(most, left)
+
     def work(self, names: tuple[str, ...], kind: Kind) -> int:
         """Steps of fine-tuning for one model; an attack without any counts as one."""
         fine_tuning = self.value("attack_steps", kind) * self.attack_seeds
@@ -381,7 +390,7 @@ def attack_each(
         total = len(data.forget)
         records = {
             "forget": total,
-            "measured": min(total, settings.value("attack_records", kind)),
+            "measured": max((settings.measured(one, total, kind) for one in outcomes), default=0),
             "relearned": settings.relearned(total, kind) if RELEARN_FEW in outcomes else 0,
         }
         yield AttackResult(kind, outcomes, records, skipped, asdict(settings))
@@ -466,8 +475,8 @@ class _Attacker:
         """Outcome of an attack that does not train."""
         data, settings, model = self.data, self.settings, self.model
         is_rounding = name == QUANTIZE
-        most = settings.value("attack_records", data.kind)
-        records = subset(data.forget, most if is_rounding else settings.attack_answers, self.seed)
+        most = settings.measured(name, len(data.forget), data.kind)
+        records = subset(data.forget, most, self.seed)
         if not is_rounding:  # answers begin behind the prompt, even where the loss is of all
             records = encode(records.texts, data.tokenizer, max(map(len, records.tokens)))
         with seeded(model, self.seed):
