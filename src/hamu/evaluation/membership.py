@@ -157,7 +157,8 @@ def gradient_scores(model: nn.Module, data: Dataset[Any]) -> Tensor:
     """-mean over parameter tensors of ‖∇ NLL‖₂ for each record, [records] float64.
 
     The gradient norm attack (Wang et al. 2024) as OpenUnlearning averages it (Dorna et al. 2025),
-    over the trainable tensors: of a model with an adapter, the adapter's. A pass takes one record.
+    over the trainable tensors: of a model with an adapter, the adapter's. The NLL is of all tokens,
+    there of all but the last. A pass takes one record.
     """
     device = next(model.parameters()).device
     trained = [p for p in model.parameters() if p.requires_grad]

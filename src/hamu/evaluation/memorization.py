@@ -24,7 +24,7 @@ _SHORT, _LONGER = 10, 40  # characters from which on an answer is judged, with m
 def exact_memorization(predictions: TokenPredictions) -> Tensor:
     """(1/T) Σ_t 1[argmax p(· | x, y_<t) = y_t] of each record (Tirumala et al. 2022), float64.
 
-    As in OpenUnlearning (Dorna et al. 2025); the end-of-sequence token is among the T.
+    OpenUnlearning (Dorna et al. 2025) leaves out the last of the T tokens, the end of the sequence.
     """
     return torch.stack([right.double().mean() for right in predictions.each(predictions.correct)])
 
@@ -32,8 +32,8 @@ def exact_memorization(predictions: TokenPredictions) -> Tensor:
 def extraction_strength(predictions: TokenPredictions) -> Tensor:
     """1 - k/T of each record, float64: greedy decoding after its first k tokens gives the others.
 
-    k is the smallest such number (Carlini et al. 2021), as in OpenUnlearning (Dorna et al. 2025),
-    whose code gives 1/T where no token fits; here that is 0.
+    k is the smallest such number (Carlini et al. 2021). OpenUnlearning (Dorna et al. 2025) leaves
+    out the last of the T tokens, and gives 1/T where none fits; here that is 0.
     """
     each = predictions.each(predictions.correct)
     return torch.stack([right.flip(0).double().cumprod(0).sum() / len(right) for right in each])
