@@ -179,6 +179,9 @@ def test_row_lists_are_read_from_text_and_files(tmp_path):
         file.write_bytes(content)
         with pytest.raises(HamuError, match=r"rows .* are not whole numbers: .*; write 3,17,25 or"):
             parse_rows(str(file))
+    file.write_text("\n")
+    with pytest.raises(HamuError, match=r"is empty: '.*rows\.txt' names no row; write 3,17,25 or"):
+        parse_rows(str(file))
     with pytest.raises(HamuError, match=r"No such file .*; write 3,17,25 or name a text file"):
         parse_rows("nowhere.txt")
 

@@ -227,7 +227,10 @@ def parse_rows(value: str) -> list[int]:
     way = "write 3,17,25 or name a text file with one number a line"
     with reading(f"the forget rows {value!r} are not whole numbers", f"; {way}"):
         text = value if lists_rows(value) else Path(value).read_text(encoding="utf-8-sig")
-        return [int(part) for part in re.sub(r"[\[\],]", " ", text).split()]
+        rows = [int(part) for part in re.sub(r"[\[\],]", " ", text).split()]
+    if not rows:
+        raise HamuError(f"the forget set is empty: {value!r} names no row; {way}")
+    return rows
 
 
 def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None:
