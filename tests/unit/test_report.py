@@ -421,10 +421,14 @@ def test_no_two_ticks_of_small_gains_run_into_each_other(drawn, tmp_path):
     runs = [(name, [Gains(0.0, 0.0), Gains(0.0177, 0.2)], Gains(0.0177, 0.2)) for name in STYLES]
     runs += [("ga", [Gains(0.0, 0.0), Gains(-0.065, -0.0965)], Gains(-0.065, -0.0965))]
     pictures.plot_comparison(runs, {"pcgrad-one-sided": 0.0213}, tmp_path / "comparison.png")
-    labels = [one for one in drawn[0].axes[0].get_xticklabels() if one.get_text()]
-    boxes = [one.get_window_extent() for one in labels]
-    assert len(boxes) > 2
-    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    gram = PairGram(*(torch.tensor([v * 1e-4], dtype=torch.float64) for v in (6.0, 9.0, -5.0)))
+    found = {one.name: frontier(gram, one) for one in (HamuQ(), HamuU())}
+    pictures.plot_frontiers(found, HamuQ(0.5, "relative"), tmp_path / "frontier.png")
+    for figure in drawn:
+        labels = [one for one in figure.axes[0].get_xticklabels() if one.get_text()]
+        boxes = [one.get_window_extent() for one in labels]
+        assert len(boxes) > 2
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_comparison_stands_for_its_runs_and_names_the_failed(tmp_path):

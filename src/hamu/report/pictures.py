@@ -148,6 +148,7 @@ def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, pat
         demanded, paid = _ON_FRONTIER[name]
         axes.set(title=name, xlabel=f"demanded {demanded}", ylabel=f"least {paid}")
         axes.set_xlim(0, limit * 1.07)
+        axes.locator_params(axis="x", nbins=5)  # more labels of a small limit would meet
         axes.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
 
