@@ -145,6 +145,53 @@ def test_every_other_cycle_relearns_some_forgotten_records(made):
     assert lookahead.taken == 3
 
 
+def test_accumulated_batches_are_one_step_on_all_their_records(made):
+    model, loss, lookahead = made
+    for step in range(3):  # a cycle on retain records alone
+        lookahead.advance([(batch("retain", 4, step), batch("forget", 4, step))])
+    pairs = [
+        [(batch("retain", n, 10 * step + n), batch("forget", m, 20 * step + m)) for n, m in sizes]
+        for step, sizes in enumerate([((6, 3), (20, 4)), ((20, 8), (2, 1)), ((5, 5), (10, 2))])
+    ]
+    relearned = [(3, 2), (4, 0), (3, 0)]  # a fifth of the retain records, the first ones
+    batches = []
+    for step, counts in zip(pairs, relearned, strict=True):
+        rows = [retain for retain, _ in step]
+        for (_, forget), count in zip(step, counts, strict=True):
+            rows.append({name: forget[name][:count] for name in ("pixel_values", "labels")})
+        named = ("pixel_values", "labels")
+        batches.append({name: torch.cat([one[name] for one in rows]) for name in named})
+    for step, copy in zip(pairs, fine_tuned(new_model().eval(), batches), strict=True):
+        loss.rows.clear()
+        lookahead.advance(step)
+        assert alike(point(lookahead, model), copy.parameters(), atol=1e-5)
+    assert loss.rows == [("retain", 5), ("forget", 3), ("retain", 10)]
+
+
+def test_many_accumulated_records_are_two_steps(made):
+    _, loss, lookahead = made
+    lookahead.advance([(batch("retain", 21, n), batch("forget", 4, n)) for n in range(3)])
+    assert lookahead.taken == 1, "63 records are one"
+    lookahead.restart()
+    lookahead.advance([(batch("retain", n), batch("forget", 4, n)) for n in (21, 21, 22)])
+    assert lookahead.taken == 2
+    assert [count for _, count in loss.rows] == [21, 21, 21, 21, 21, 22]
+
+
+def test_a_restart_begins_with_retain_records_alone(made):
+    _, _, lookahead = made
+    pair = (batch("retain", 4), batch("forget", 4))
+    lookahead.restart()  # before any step
+    lookahead.advance([pair])
+    for steps in (0, 3, 2):  # in a cycle of retain records, in one of both, in one of retain again
+        for _ in range(steps):
+            lookahead.advance([pair])
+        assert lookahead.relearns_forgotten == (steps == 3)
+        lookahead.restart()
+        lookahead.advance([pair])
+        assert (lookahead.taken, lookahead.relearns_forgotten) == (1, False)
+
+
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
     model, _, lookahead = made
