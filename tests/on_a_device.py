@@ -345,7 +345,8 @@ def test_an_assessment_waits_as_often_for_many_parameters_as_for_few(device):
         with counting() as count:
             retain, forget = (parted_gradient(assessed, side, 3) for side in ("retain", "forget"))
             PartedGram.of(assessed, retain, forget)
-            gradient_alignment(lambda: value, assessed.parameters, retain[0][0], 1e-7)  # noqa: B023
+            weights = assessed.parameters
+            gradient_alignment(lambda: value, weights, retain[0][0], weights)  # noqa: B023
         counts.append(len(count.reads))
     assert counts[0] == counts[1]
 

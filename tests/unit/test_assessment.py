@@ -93,6 +93,24 @@ def test_its_figures_are_those_of_the_mean_gradients():
         assert sum(ends["regimes"].values()) == pytest.approx(1)
 
 
+def test_records_in_conflict_are_told_apart_by_a_small_part_of_a_large_model():
+    """A step in proportion to the trained weights alone would be lost in rounding."""
+    model = network().float().eval().requires_grad_(False)
+    bias = model[3].bias.requires_grad_()
+    nn.init.constant_(bias, 1e-4)
+
+    def single(items):
+        return collate([item | {"pixel_values": item["pixel_values"].float()} for item in items])
+
+    found = assess_model(model, RETAIN, FORGET, collate=single, curvature_samples=0)
+    sides = {"retain": RETAIN, "forget": FORGET}
+    slopes = {s: model(of.x.float()).softmax(1) - torch.eye(3)[of.y] for s, of in sides.items()}
+    for side, other in (("retain", "forget"), ("forget", "retain")):
+        conflicts = found.conflicts[side]
+        exact = (slopes[side] @ slopes[other].mean(0))[conflicts.rows].double()
+        assert (conflicts.values - exact).norm() < 0.01 * exact.norm()
+
+
 def test_each_side_has_its_own_clip_factor_and_each_variant_its_hardness():
     norms = {side: gradient(network(), of).norm().item() for side, of in (("retain", RETAIN), ("forget", FORGET))}  # fmt: skip
     short, long = sorted(norms, key=norms.get)

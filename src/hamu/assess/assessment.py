@@ -386,9 +386,8 @@ def _conflicts(assessed: AssessedModel, side: str, gradient: list[Tensor], most:
         values = torch.cat(found)
         return values * (len(values) / max(1, predictions))
 
-    floating = [p for p in assessed.model.parameters() if p.is_floating_point()]
-    precision = max(torch.finfo(p.dtype).eps for p in floating)
-    values = gradient_alignment(losses, assessed.parameters, gradient, precision)
+    weights = [p for p in assessed.model.parameters() if p.is_floating_point()]
+    values = gradient_alignment(losses, assessed.parameters, gradient, weights)
     return Conflicts(values, rows[positions])
 
 

@@ -265,16 +265,17 @@ def gradient_alignment(
     losses: Callable[[], Tensor],
     parameters: Sequence[Tensor],
     gradient: Sequence[Tensor],
-    eps: float,
+    weights: Sequence[Tensor],
 ) -> Tensor:
     """∇L(z)·g of every record z, by two forward passes with the weights moved ±ε along g.
 
-    `losses` computes [N] float64 at the current weights, which come back bit for bit; `eps` is the
-    machine epsilon of the passes.
+    `losses` computes [N] float64 at the current weights, which come back bit for bit; `weights` are
+    all of the model, as a step in proportion to a small adapter alone would be lost in rounding.
     """
+    eps = max(torch.finfo(w.dtype).eps for w in weights)
     # the third root of eps would balance rounding against a third derivative of like size; a
     # trained network bends far more
-    epsilon = eps**0.5 / 64 * max(norm(parameters), eps) / norm(gradient)
+    epsilon = eps**0.5 / 64 * max(norm(weights), eps) / norm(gradient)
     kept, moved = [p.clone() for p in parameters], []
     try:
         for sign in (1.0, -1.0):
