@@ -241,10 +241,19 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     if not is_text and ORIGINAL in by_model:  # it would pass where an attack cannot tell
         judged = [steps for steps in judged if excess(steps, ORIGINAL) > most]
         if max(judged, default=0) < _AT_LEAST:
-            left = by_model[ORIGINAL].mean("recognised", _AT_LEAST)
-            gone = f"from {percent(known)} to {percent(left)} in {_AT_LEAST}"
-            return None, f"the same steps take them from the original too, {gone}", 0
+            return None, _original_passes(by_model), 0
     return True, "", max(judged, key=excess)
+
+
+def _original_passes(by_model: Mapping[str, Outcome]) -> str:
+    """Reason for an open verdict where the original itself would pass."""
+    shares = {role: one.mean("recognised", _AT_LEAST) for role, one in by_model.items()}
+    left = percent(shares[ORIGINAL])
+    if RETRAINED in shares:
+        theirs = f"the retrained model {percent(shares[RETRAINED])}"
+        return f"after {_AT_LEAST} steps the original recognises {left} of them, {theirs}"
+    known = percent(by_model[ORIGINAL].mean("recognised", 0))
+    return f"the same steps take them from the original too, from {known} to {left} in {_AT_LEAST}"
 
 
 def sentence(result: AttackResult) -> str:
