@@ -216,14 +216,14 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     start = ours.mean(result.figure, 0)
     known = by_model[ORIGINAL].mean(result.figure, 0) if ORIGINAL in by_model else 1.0
     forgotten = start - known if is_text else known - start
-    if forgotten <= 0:
-        return None, "the model remembers the forget set as well as the original does", 0
-    if is_text and forgotten < _LEAST_RISE:
-        rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
-        return None, f"{rise}; a share needs {_LEAST_RISE}", 0
     if not is_text and retrained is None and forgotten < _MARGIN:
         still = f"the model recognises {percent(start)} of the records before the attack"
         return None, f"{still}, as one that never saw them may; give --retain_model", 0
+    if forgotten <= 0:
+        return None, "the model does as well on the forget set as the original does", 0
+    if is_text and forgotten < _LEAST_RISE:
+        rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
+        return None, f"{rise}; a share needs {_LEAST_RISE}", 0
 
     def excess(steps: int, role: str = UNLEARNED) -> float:
         back = _given_back(result, role, steps)
