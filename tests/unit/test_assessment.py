@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from hamu import HamuError, HamuQ, HamuU, build_method
 from hamu.assess import REGIMES, assess_model, assessment, frontier, plain_answer
 from hamu.assess.gradients import AssessedModel, PartedGram, kept_parts, parted_gradient
-from hamu.cli.commands import _curvature
+from hamu.cli.commands import _curvature, _hardness_table
 
 
 class Points(Dataset):
@@ -143,6 +143,17 @@ def test_the_screen_says_that_a_damped_problem_is_unavoidable_not_the_model():
         second = replace(found.second_order, unavoidable=unavoidable, damping=damping)
         words.append([*_curvature(replace(found, second_order=second))][-1][1])
     assert words == ["unavoidable for H + 0.25·I", "unavoidable", "avoidable", "undecided"]
+
+
+def test_the_screen_counts_the_regimes_of_blocks_with_a_gradient():
+    """The first factor of a fresh adapter has none, as the second is zero."""
+    model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 3, bias=False)).double()
+    nn.init.zeros_(model[1].weight)
+    found = assessed(model=model, **QUICK)
+    assert found.blocks.regime.tolist() == [0, 1]
+    names, values, *_ = (column.cells for column in _hardness_table(found).columns)
+    shown = dict(zip(names, values, strict=True))
+    assert shown["blocks that are direct, rectified, unavoidable"] == "0, 1, 0"
 
 
 def test_it_looks_at_no_more_batches_than_asked():

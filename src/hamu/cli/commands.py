@@ -193,7 +193,9 @@ def _hardness_table(found: Assessment) -> Table:
             row(f"{label} ({name})", f"{getattr(one, key):+.4g}", interval)
     often = "" if found.agreement is None else f"in {percent(found.agreement)} of resamples"
     table.add_row("regime", hard.regime, often)
-    blocks = [int((found.blocks.regime == number).sum()) for number in range(len(REGIMES))]
+    reached = found.gram.retain_sq + found.gram.forget_sq > 0  # not the A of a fresh adapter
+    regimes = found.blocks.regime[reached]
+    blocks = [int((regimes == number).sum()) for number in range(len(REGIMES))]
     row("blocks that are " + ", ".join(REGIMES), ", ".join(map(str, blocks)))
     for name, frontier in found.frontiers.items():
         limits = f"{frontier.free_limit:.4g} of {frontier.feasible_limit:.4g}"
