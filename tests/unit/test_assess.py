@@ -56,6 +56,9 @@ def test_gradient_alignment_ranks_the_records_as_backward_passes_do(dtype, least
     ]
     assert spearmanr(ours, exact).statistic >= least
     assert ours.mean().item() == pytest.approx(sum(exact) / 40, rel=1e-6 if dtype == F64 else 1e-2)
+    unused = torch.full((10,), 1e6, dtype=dtype)  # rows of an embedding that no text has
+    ours = gradient_alignment(losses, parameters, retain, [*parameters, unused])
+    assert spearmanr(ours, exact).statistic >= least
     with pytest.raises(ZeroDivisionError):
         gradient_alignment(lambda: 1 / 0, parameters, retain, parameters)
     assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True)), "they are back"

@@ -274,8 +274,9 @@ def gradient_alignment(
     """
     eps = max(torch.finfo(w.dtype).eps for w in weights)
     # the third root of eps would balance rounding against a third derivative of like size; a
-    # trained network bends far more
-    epsilon = eps**0.5 / 64 * max(norm(weights), eps) / norm(gradient)
+    # trained network bends far more, and one of many weights when a loss changes by a nat
+    slope = norm(gradient)
+    epsilon = eps**0.5 * min(max(norm(weights), eps) / 64, 4.0 / slope) / slope
     kept, moved = [p.clone() for p in parameters], []
     try:
         for sign in (1.0, -1.0):
