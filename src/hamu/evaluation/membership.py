@@ -175,9 +175,9 @@ def gradient_scores(model: nn.Module, data: Dataset[Any]) -> Tensor:
 
 
 def min_k_scores(predictions: TokenPredictions, values: Tensor, k: float = 0.2) -> Tensor:
-    """Mean of the share k of lowest token values in each record, [records]."""
-    each = (one.sort().values for one in predictions.each(values))
-    return torch.stack([one[: max(1, int(len(one) * k))].mean() for one in each])
+    """Mean of the share k of lowest token values in each record, [records]; a NaN is the lowest."""
+    each = (one.neg().sort(descending=True).values for one in predictions.each(values))
+    return -torch.stack([one[: max(1, int(len(one) * k))].mean() for one in each])
 
 
 def privleak(auc: float, retain_auc: float) -> float:
