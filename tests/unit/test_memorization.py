@@ -49,6 +49,14 @@ def test_knowmem_takes_the_first_32_tokens_of_an_answer(tokenizer):
     assert found == [rouge_l([cut], [TEXTS[0]], "fmeasure").item(), 1.0, 0.0]
 
 
+def test_knowmem_leaves_out_the_questions_that_a_model_goes_on_with(tokenizer):
+    """As MUSE's get_prefix_before_words_occur does: a model that was not tuned to end runs on."""
+    runs_on = ["\nQuestion: Who?", "\n\nWho?", " Question: Who?\nAnswer: Ness"]
+    answers = [f"Ness{more}" for more in ("", "\nWho?", *runs_on)]
+    found = knowmem(answers, ["Ness"] * len(answers), tokenizer)
+    assert found.tolist() == pytest.approx([1.0, 2 / 3, 1.0, 1.0, 1.0])
+
+
 def test_verbmem_continues_half_of_a_text_and_all_of_a_longer_prompt(tokenizer):
     """Against a loop over single records that calls the model for each token."""
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """Memorization of texts: extraction, verbatim continuation, knowledge; and gibberish answers."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from hamu.evaluation.answers import generate_answers, rouge_l
 from hamu.evaluation.predictions import TokenPredictions
 
 _PROMPT, _CONTINUATION, _ANSWER = 200, 128, 32  # tokens, as in MUSE
+_NEXT = re.compile(r"\n\n|\nQuestion|Question:")  # where MUSE ends an answer
 _FEWEST = 20  # texts that tell language from gibberish
 _MANY = 200  # texts that tell short answers too: with 50, of 10 characters 15 % were mistaken
 _SHORT, _LONGER = 10, 40  # characters from which on an answer is judged, with many texts or few
@@ -57,10 +59,13 @@ def verbmem(model: Any, tokenizer: Any, data: TextData, batch_size: int = 64) ->
 
 
 def knowmem(answers: Sequence[str], references: Sequence[str], tokenizer: Any) -> Tensor:
-    """ROUGE-L F1 of the first 32 tokens of each answer, [N] float64: MUSE's KnowMem."""
+    """ROUGE-L F1 of the first 32 tokens of each answer, [N] float64: MUSE's KnowMem.
+
+    An answer ends at an empty line, or where the model goes on with a question of its own.
+    """
     given = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
     cut = tokenizer.batch_decode([one[:_ANSWER] for one in given])
-    return rouge_l(cut, references, "fmeasure")
+    return rouge_l([_NEXT.split(one)[0] for one in cut], references, "fmeasure")
 
 
 def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
