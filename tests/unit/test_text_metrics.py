@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
+from transformers import RwkvConfig, RwkvForCausalLM
 
 from hamu.data import TextRecord, TextRecords, collate, encode
 from hamu.errors import HamuError
@@ -224,6 +225,15 @@ def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):
     assert len({len(data.prompt(i)) for i in range(len(data))}) > 3
     assert any(len(tokenizer(s)["input_ids"]) < 36 for s in slow), "some end by themselves"
     assert all(s == s.strip() and "<|" not in s for s in slow)
+
+
+def test_padding_gets_into_no_answer_of_a_model_that_takes_no_mask(tokenizer):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2}
+    model = RwkvForCausalLM(RwkvConfig(**sizes, eos_token_id=tokenizer.eos_token_id))
+    records = texts([*FORGET.records, *HOLDOUT.records])
+    slow = [slow_answer(model, tokenizer, r, 5) for r in records.records]
+    assert generate_answers(model, tokenizer, encode(records, tokenizer), max_new_tokens=5) == slow
 
 
 def test_an_answer_ends_where_the_model_can_read_no_more(model, tokenizer, monkeypatch):

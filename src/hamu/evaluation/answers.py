@@ -22,6 +22,7 @@ from hamu.evaluation.predictions import TokenPredictions, predict_tokens, probab
 from hamu.models.language import longest_text
 
 MAX_NEW_TOKENS = 200  # TOFU's limit is 200 tokens with the prompt
+_ALONE = ("recurrent_gemma", "rwkv", "xlstm")  # types that read padding, whatever the mask says
 
 
 @torch.no_grad()
@@ -61,10 +62,10 @@ def generate_answers(
     pad = ends[0] if ends else 0  # a tokenizer's own may have no embedding in the model
     longest = longest_text(model) or math.inf
     room = [int(min(max_new_tokens, max(1, longest - n))) for n in lengths]
-    answers = [""] * len(prompts)
-    is_greedy = sampling_seed is None
+    answers, is_greedy = [""] * len(prompts), sampling_seed is None
+    size = 1 if model.config.model_type in _ALONE else batch_size
     with evaluating(model), seeded(model, sampling_seed), _settings(model, is_greedy=is_greedy):
-        for places in _batches(lengths, room, batch_size):
+        for places in _batches(lengths, room, size):
             ids = _pad_left([prompts[i] for i in places], pad)
             mask = _pad_left([torch.ones_like(prompts[i]) for i in places], 0)
             generated = model.generate(
