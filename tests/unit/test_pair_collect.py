@@ -170,12 +170,15 @@ def test_a_layer_replaced_in_the_model_is_refused(model):
         passed(pair, model, *both)
 
 
-def test_a_layer_added_before_the_first_step_is_refused(model):
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_layer_added_later_is_refused(model, steps):
     """As a second adapter beside the first: all that the pair knows have gradients."""
-    pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
+    pair, both = PairedGradients(model, HamuQ(0.3, **RELATIVE)), (("retain", 1), ("forget", 2))
+    for _ in range(steps):
+        passed(pair, model, *both)
     model.append(nn.Linear(4, 4, dtype=torch.float64))
     with pytest.raises(HamuError, match=r"3\.weight was frozen or not in the model"):
-        passed(pair, model, ("retain", 1), ("forget", 2))
+        passed(pair, model, *both)
     with pytest.raises(HamuError, match=r"3\.weight was frozen or not in the model"):
         pair.combine()
 

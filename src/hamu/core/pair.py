@@ -9,7 +9,7 @@ near-collinear or extreme gradients of large tensors need sums in float64).
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -230,8 +230,7 @@ class PairedGradients:
         self.max_grad_norm, self.offload_grads = max_grad_norm, offload_grads
         self.steps_per_pass = list(passes)
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
-        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-        for _, frozen in self._frozen:
+        for frozen in (p for p in model.parameters() if not p.requires_grad):
             frozen.grad = None
         self.block_names, self.block_of = group_blocks(self.names, blocks)
         layout = Layout
@@ -240,7 +239,6 @@ class PairedGradients:
         self.use(layout(self.parameters, self.block_of))
         self._grads: dict[str, Grads] = {}
         self._versions: list[int] = []
-        self._has_combined = False
         self._inside: str | None = None
 
     def use(self, layout: Layout) -> None:
@@ -482,26 +480,22 @@ class PairedGradients:
             )
         self._check_stale()
         grads: dict[str, Grads] = {s: self._grads.get(s, self._no_grads()) for s in SIDES}
-        self._check_others(grads)
+        self._check_others()
         self.discard()
         if any(g is not None and g.is_sparse for side in SIDES for g in grads[side]):
             raise HamuError("a gradient is sparse; build the embedding with sparse=False")
         return grads
 
-    def _check_others(self, grads: Mapping[str, Grads]) -> None:
+    def _check_others(self) -> None:
         """Check that the optimizer finds no other gradient: it would be the sum of both sides."""
-        others: Iterable[tuple[str, Tensor]] = self._frozen
-        idle = any(r is None and f is None for r, f in zip(*grads.values(), strict=True))
-        if idle or not self._has_combined:  # one may have been replaced in the model, or added
-            known = set(map(id, self.parameters))
-            others = ((n, p) for n, p in self._model.named_parameters() if id(p) not in known)
-        for name, parameter in others:
-            if parameter.grad is not None and parameter.requires_grad:
+        known = set(map(id, self.parameters))
+        for name, parameter in self._model.named_parameters():
+            is_other = id(parameter) not in known  # frozen before, replaced or added since
+            if is_other and parameter.grad is not None and parameter.requires_grad:
                 raise HamuError(
                     f"{name} was frozen or not in the model when PairedGradients was made, but has "
                     f"a gradient now; make the pair anew, or freeze it and set its grad to None"
                 )
-        self._has_combined = True
 
     def _check_stale(self) -> None:
         if [p._version for p in self.parameters] == self._versions:
