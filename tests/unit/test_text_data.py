@@ -134,7 +134,8 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.csv", "", r"a\.csv is empty: it has no records"),
         ("a.parquet", "PAR1", r"a\.parquet cannot be read as parquet"),
         ("a.txt", "Who?", r"a\.txt is not a data set that can be read; give texts as .*, images"),
-        ("a.jsonl", b'{"text": "\xe9"}', r"a\.jsonl cannot be read: 'utf-8' codec"),
+        ("a.jsonl", b'{"text": "\xe9"}', r"a\.jsonl cannot be read: .* byte; save it as UTF-8$"),
+        ("a.csv", b"text\nZ\xfcrich\n", r"a\.csv cannot be read: .* byte; save it as UTF-8$"),
         ("b/a.csv", "", r"holds no train\.jsonl, \.json, \.csv or \.parquet; name a file"),
     ],
 )

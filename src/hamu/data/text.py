@@ -251,7 +251,10 @@ def _rows(source: str, split: str) -> list[Any]:
     with reading(f"{files[0]} cannot be read", remedy if suffix == ".csv" else ""):
         if suffix == ".parquet":
             return list(parquet_table(files).to_pylist())
-        return _csv(files[0]) if suffix == ".csv" else _json(files[0])
+        try:
+            return _csv(files[0]) if suffix == ".csv" else _json(files[0])
+        except UnicodeDecodeError as error:
+            raise HamuError(f"{files[0]} cannot be read: {error}; save it as UTF-8") from error
 
 
 def _csv(path: Path) -> list[Any]:
