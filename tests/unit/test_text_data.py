@@ -119,6 +119,7 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.jsonl", "", "is empty"),
         ("a.jsonl", '{"a": 1}', "has the columns a; expected question and answer"),
         ("a.jsonl", QUESTION + '{"question": "q"}', "row 1 of .* no text in answer, but nothing"),
+        ("a.jsonl", '{"question": "q", "answer": 0}', "row 0 of .* no text in answer, but int"),
         ("a.jsonl", QUESTION + '{"question": "q", "answer": "\\ud800"}', "row 1 of .* not Unicode"),
         ("a.jsonl", QUESTION + "1", "row 1 of .* is a int; expected a record"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is not a list of messages"),

@@ -338,7 +338,7 @@ def _cell(row: Mapping[str, Any], column: str, where: str) -> str:
     value = row.get(column)
     if _is_text(value):
         return str(value)
-    found = type(value).__name__ if value and not isinstance(value, str) else "nothing"
+    found = "nothing" if value is None or isinstance(value, str) else type(value).__name__
     raise HamuError(
         f"{where} has no text in {column}, but {found}; its columns are {column_names(row)}"
     )
