@@ -375,7 +375,7 @@ def test_evaluations_are_means_over_samples_since_the_start_and_only_the_last_st
     assert last["eval_forget_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, trained):
+def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, trained, caplog):
     saved = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
     trainer = trained(model, max_steps=6, method="ga", learning_rate=0.05, **EVERY_SECOND, **saved)
     gains = {e["step"]: e["eval_joint_gain"] for e in lines(trainer, "eval_joint_gain")}
@@ -383,7 +383,9 @@ def test_the_best_checkpoint_is_the_one_with_the_larger_joint_gain(model, traine
     assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
     state = json.loads(Path(trainer.state.best_model_checkpoint, "trainer_state.json").read_text())
     assert state["best_metric"] == pytest.approx(gains[best])
+    assert not caplog.messages
     trainer.train()
+    assert "checkpoint-6 is of an earlier run; remove those, or name another" in caplog.text
     assert {e["step"] for e in lines(trainer, "eval_joint_gain")} == gains.keys()
 
 

@@ -174,6 +174,12 @@ class Checkpoints:
 
         return from_main(find)
 
+    def warn_of_earlier(self) -> None:
+        """Warn where a run begins beside the checkpoints of another."""
+        if is_main() and (found := self._found()):
+            remedy = "remove those, or name another output_dir, if this run may need a resume"
+            _logger.warning("%s is of an earlier run; %s", found[-1][1], remedy)
+
     def _found(self, *, ours: bool = False) -> list[tuple[int, Path]]:
         """Step and folder of each, oldest first; of other programs have files and no manifest."""
         return sorted(
@@ -256,6 +262,8 @@ class ResumableTrainer(Trainer):
             raise HamuError(
                 f"the checkpoint {checkpoint} is damaged: {damaged}; resume from an older one"
             )
+        if not checkpoint:
+            self.checkpoints.warn_of_earlier()
         if self.was_interrupted:  # in an earlier call; what asks before this one holds
             self.interrupted_by, self.was_interrupted = "", False
         self._passed_step = -1
