@@ -105,6 +105,8 @@ def test_twins_in_either_set_do_not_hide_what_is_not_found(train):
     problem = forget_data(train.select([0, 0, 0, 1, 2, 3]), None, forget, allow_missing=True)
     assert (len(problem.retain), problem.not_found) == (3, 1)
     assert problem.forget_name.startswith("2 records of here, 1 of them found in the training data")
+    single = forget_data(train, None, train.select([3])).forget_name
+    assert single == "1 record of here, 1 of them found in the training data"
 
 
 def test_a_record_repeated_in_the_second_data_set_counts_as_often_as_it_is_trained_on(train):

@@ -36,7 +36,7 @@ from hamu.core.forward import evaluating, without_tf32
 from hamu.core.gram import SIDES, Blocks, PairGram, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
-from hamu.errors import HamuError
+from hamu.errors import HamuError, counted
 
 ERROR_RATIO = 0.1  # the share of first order up to which second order is negligible
 _FORWARD = 1 / 3  # the cost of a forward pass, in forward and backward passes
@@ -395,8 +395,8 @@ def plain_answer(found: Assessment) -> str:
     """Answer in one sentence how hard it will be and whether to start, with basis and doubts."""
     counts, agree, ratio = found.measured_records, found.agreement, found.error_ratio
     notes = [
-        f"measured on {counts['retain']:,} retain and {counts['forget']:,} forget records "
-        f"before any step, to first order"
+        f"measured on {counts['retain']:,} retain and "
+        f"{counted(counts['forget'], 'forget records')} before any step, to first order"
     ]
     if found.intervals is None and counts != found.records:
         notes.append("with the noise of this sample, which makes it look easier than it is")

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, Subset
 from hamu.core.gram import SIDES
 from hamu.data.images import ImageData
 from hamu.data.text import TextData, TextRecords, column_names, normal
-from hamu.errors import HamuError, reading
+from hamu.errors import HamuError, counted, reading
 
 Records = TypeVar("Records", ImageData, TextRecords, TextData)
 _Read = TypeVar("_Read", ImageData, TextRecords)  # before they are tokenized
@@ -173,9 +173,10 @@ def forget_data(
             f"{missing} of {len(forget)} records of {file} are not in {train.source} as they are; "
             f"correct their form, or give --allow_missing if it holds only what is to be retained"
         )
-    words = f"{len(forget)} records of {file}, {found or 'none'} of them found in the training data"
+    words = f"{counted(len(forget), 'records')} of {file}, {found or 'none'} of them found in the "
+    words += "training data"
     if len(rows) != found:
-        words += f", where they are {len(rows)} records"
+        words += f", where they are {counted(len(rows), 'records')}"
     if repeats:
         words += f"; repeated in the file and left out: {repeats}"
     return replace(_split(train, test, rows, words, None), forget=forget, not_found=missing)

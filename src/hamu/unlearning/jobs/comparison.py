@@ -12,7 +12,7 @@ from rich.console import Console
 
 from hamu import files
 from hamu.core.methods import method_classes
-from hamu.errors import HamuError, Interrupted, handling
+from hamu.errors import HamuError, Interrupted, counted, handling
 from hamu.evaluation import AttackSettings, build_metrics
 from hamu.evaluation.gains import Level
 from hamu.files import read_json
@@ -104,7 +104,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             runs.add(states)
             run_waiting(runs, children, task.console, "compare")
             _attack(runs, states, attacks, children, task.console)
-        return _compared(runs, folder, f"Forgetting {len(problem.forget)} {task.noun}")
+        return _compared(runs, folder, f"Forgetting {counted(len(problem.forget), task.noun)}")
 
 
 def _inputs(task: Task, problem: Problem) -> Inputs:

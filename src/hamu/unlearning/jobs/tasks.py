@@ -22,7 +22,7 @@ from hamu.data import (
     images,
     text,
 )
-from hamu.errors import HamuError
+from hamu.errors import HamuError, counted
 from hamu.evaluation import (
     classifier_report,
     generate_answers,
@@ -234,7 +234,7 @@ class Task(ABC):
             if not rows:
                 raise HamuError(f"the forget set is empty: no record has {data.forget_filter}")
             problem = forget_sets.forget_rows(*sets, rows)
-            problem = replace(problem, forget_name=f"{len(rows)} records of a filter")
+            problem = replace(problem, forget_name=f"{counted(len(rows), self.noun)} of a filter")
         copies, nouns = 0 if way == "forget_data" else problem.copies(), self.noun
         of_all = f"of {len(problem.forget)} {nouns} to forget"
         unseen = problem.without_known_tests()
@@ -253,7 +253,7 @@ class Task(ABC):
         return replace(unseen, kept_copies=copies)
 
     def announce(self, problem: Problem, more: str) -> None:
-        forget = f"forget {len(problem.forget)} {self.noun} ({problem.forget_name})"
+        forget = f"forget {counted(len(problem.forget), self.noun)} ({problem.forget_name})"
         self.console.print(f"{forget}, retain {len(problem.retain)}{more}")
 
     def chosen_by(self) -> str:
