@@ -64,6 +64,7 @@ EFFORT = {
     ),
     "CIFAR-10, 100 rows": Effort(24, 6, 1e-4, further=("--bf16", "--max_eval_samples", "2000")),
     "tofu": Effort(96, 12, 3e-4, further=("--max_eval_samples", "400")),
+    "tofu-bf16": Effort(96, 12, 3e-4, further=("--bf16", "--max_eval_samples", "200")),
 }
 # Settings that got furthest with AdamW at a fourth of the rate, or at it, for runs of four times the steps.
 LONGER = {
@@ -356,8 +357,9 @@ def problems(names: list[str], work: Path, options: Any) -> list[Problem]:
         found += [plain, half, hundred]
     if "tofu" in names:
         ten, _twenty = tofu(work, Path(options.tofu_dir))
+        extra = ("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "32")
         found += [
-            ten,
+            replace(ten, train=(*ten.train, "--bf16"), original="tofu-bf16", extra=extra),
             replace(ten, name="TOFU, forget01", forget=("--forget_data", "forget01.json")),
         ]
     return found

@@ -144,7 +144,9 @@ def retrained(problem: Problem, work: Path) -> str:
     """A model trained without the forget set; trained once."""
     folder = work / f"{slug(problem.name)}-retrained"
     if not (folder / "model").exists():
-        tokenizer = ("--tokenizer", original(problem, work)) if problem.original == "tofu" else ()
+        tokenizer = (
+            ("--tokenizer", original(problem, work)) if problem.original.startswith("tofu") else ()
+        )
         run("train", *problem.train, *problem.data, *problem.forget, *tokenizer, "--without_forget",
             "--output_dir", str(folder), "--overwrite")  # fmt: skip
     return str(folder / "model")
