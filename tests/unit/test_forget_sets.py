@@ -122,6 +122,7 @@ def test_a_record_repeated_in_the_second_data_set_counts_as_often_as_it_is_train
 def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypatch):
     assert forget_rows(train.select([0, 0, 0, 1]), None, [0]).copies() == 2, "which stay"
     assert forget_rows(train, None, [0]).without_known_tests().test is None
+    assert forget_rows(train, None, [0]).forget_name == "1 named row"
     read = []
     digests = ImageData.digests
     monkeypatch.setattr(ImageData, "digests", lambda data: read.append(len(data)) or digests(data))

@@ -144,7 +144,7 @@ def forget_rows(train: _Read, test: _Read | None, rows: list[int]) -> Unlearning
     if len({*rows}) < len(rows):
         twice = next(row for row in rows if rows.count(row) > 1)
         raise HamuError(f"row {twice} is named twice in the forget set; name each row once")
-    return _split(train, test, torch.tensor(rows), f"{len(rows)} named rows", None)
+    return _split(train, test, torch.tensor(rows), counted(len(rows), "named rows"), None)
 
 
 def forget_data(
