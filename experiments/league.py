@@ -6,7 +6,7 @@ Each problem: an original model, a model retrained without the forget set, and `
 forget loss: the same steps, batches, optimizer (AdamW) and number of trials for all, the best settings with three seeds,
 then 20 steps of fine-tuning on retain data. Adds what docs/results/league.json lacks and prints the tables of league.md;
 --repeat runs the best settings of entries that have fewer seeds with the others. All entries of a row start from one
-model, by its digest; that of the known CIFAR-10 rows is trained by one thread (OMP_NUM_THREADS=1, AVX-512).
+model, by its digest; those of the known CIFAR-10 and forget10 rows are trained by one thread (OMP_NUM_THREADS=1, AVX-512).
 """
 
 from __future__ import annotations
