@@ -299,6 +299,17 @@ def test_a_callback_that_ends_a_run_is_named_though_another_state_is_the_best(mo
     assert (trainer.stop.kind, "of step" in trainer.stop.text) == ("other", True)
 
 
+def test_a_callback_may_evaluate_and_save_where_the_start_was_not_measured(model, trainer_of):
+    class Asks(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_evaluate = control.should_save = True
+
+    trainer = trainer_of(model, max_steps=2, callbacks=[Asks()])
+    trainer.train()
+    assert [entry["step"] for entry in lines(trainer, "eval_forget_loss")] == [1, 2]
+    assert trainer.state.best_global_step is None
+
+
 def test_a_trainer_leaves_its_configuration_as_it_was(model, problem, tmp_path):
     goal = {"auto": True, "goal": "loss", "target_forget_loss": 2.0}
     args = UnlearnConfig(output_dir=str(tmp_path / "run"), disable_tqdm=True, **goal)

@@ -392,10 +392,12 @@ class ResumableTrainer(Trainer):
         mine = torch.tensor(float(bool(self.interrupted_by)), device=self.args.device)
         return bool(all_reduced(mine).item())
 
-    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Only a state that is saved can be the best: a run can go back to it."""
+        name = f"eval_{str(self.args.metric_for_best_model).removeprefix('eval_')}"
         saves = self.control.should_save or self.args.save_strategy == SaveStrategy.BEST
-        return self.has_begun and saves and super()._determine_best_metric(*args, **kwargs)
+        may_be_best = self.has_begun and saves and name in metrics  # gains need a start
+        return may_be_best and super()._determine_best_metric(metrics, trial)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Folder in which transformers writes and removes checkpoints: the staged one."""
