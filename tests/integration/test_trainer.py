@@ -292,11 +292,12 @@ def test_a_callback_that_ends_a_run_is_named_though_another_state_is_the_best(mo
     assert trainer.stop_reason == "a callback ended it"
     saved = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
     every = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = trainer_of(model, method="ga", learning_rate=0.5, max_steps=9, **every, **saved)
-    trainer.add_callback(EarlyStoppingCallback(2))
-    trainer.train()
-    assert trainer.state.global_step < 9
-    assert (trainer.stop.kind, "of step" in trainer.stop.text) == ("other", True)
+    for more in (saved, {}):
+        asked = {"method": "ga", "learning_rate": 0.5, "max_steps": 9} | every | more
+        trainer = trainer_of(copy.deepcopy(model), **asked, callbacks=[EarlyStoppingCallback(2)])
+        trainer.train()
+        assert trainer.state.global_step == 3, "it falls from the first step on"
+        assert (trainer.stop.kind, "of step" in trainer.stop.text) == ("other", bool(more))
 
 
 def test_a_callback_may_evaluate_and_save_where_the_start_was_not_measured(model, trainer_of):

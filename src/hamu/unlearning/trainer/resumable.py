@@ -63,6 +63,7 @@ _logger = logging.getLogger(__name__)
 # Settings that a resumed run keeps; the jobs compare all of config.yaml
 _DECIDING = ("seed", "data_seed", "optim", "learning_rate", "lr_scheduler_type", "forget_objective")
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.pt"
+_EACH_MAY_BE_BEST = (SaveStrategy.NO, SaveStrategy.BEST)
 _CLASSES: list[Any] = [Predictions, TokenPredictions, StopReason]  # in a run's state
 
 # Private methods of transformers' Trainer that this package overrides, each there since 5.18.
@@ -393,9 +394,9 @@ class ResumableTrainer(Trainer):
         return bool(all_reduced(mine).item())
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Only a state that is saved can be the best: a run can go back to it."""
+        """Only a saved state can be the best, as a run can go back to it, unless none is saved."""
         name = f"eval_{str(self.args.metric_for_best_model).removeprefix('eval_')}"
-        saves = self.control.should_save or self.args.save_strategy == SaveStrategy.BEST
+        saves = self.control.should_save or self.args.save_strategy in _EACH_MAY_BE_BEST
         may_be_best = self.has_begun and saves and name in metrics  # gains need a start
         return may_be_best and super()._determine_best_metric(metrics, trial)
 
