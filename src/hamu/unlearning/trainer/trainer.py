@@ -416,6 +416,7 @@ class UnlearnTrainer(ResumableTrainer):
     def _undone(self) -> None:
         self.steps_taken -= 1
         self.steps_skipped += 1
+        self.skip_reason = self.watch.step.reason  # type: ignore[union-attr]  # the step undone
         if self.watch.is_exhausted:
             text = "no step is small enough to realise anything of its promise"
             self.end_run(StopReason("no small step", text))
