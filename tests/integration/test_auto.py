@@ -166,6 +166,12 @@ def test_a_callback_that_ends_it_at_an_evaluation_leaves_the_best_state(model, t
     assert trainer.predictions == {}, "those of the evaluation are of other weights"
 
 
+def test_the_log_calls_no_run_that_took_all_its_steps_stopped(model, trainer_of, rows):
+    trainer = by_goal(trainer_of, model, rows, target_forget_loss=30.0, max_steps=2)
+    logged = [entry["stopped"] for entry in trainer.state.log_history if "taken" in entry]
+    assert (trainer.stop.kind, logged) == ("all steps", [0, 0])
+
+
 def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, rows):
     before = copy.deepcopy(model.state_dict())
     trainer = by_goal(trainer_of, model, rows, target_forget_loss=1e-9)

@@ -445,7 +445,7 @@ class UnlearnTrainer(ResumableTrainer):
                 logs = {"grad_norm": float(grad_norm), "learning_rate": learning_rate}
                 logs |= self.watch.step_figures() | self._population_figures()
                 logs["taken"] = float(self.watch.is_taken)
-                logs["stopped"] = float(self.stop != ALL_DONE)
+                logs["stopped"] = float(self.stop.kind != ALL_DONE.kind)
                 if self.controller is not None:
                     logs |= self.controller.figures()
                 self.log(logs)
