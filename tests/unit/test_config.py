@@ -66,6 +66,7 @@ def test_training_and_unlearning_refuse(settings, message):
         ({"batch_eval_metrics": True}, "batch_eval_metrics True has no place in unlearning; le"),
         ({"label_names": ["y"]}, "label_names ['y'] has no place in unlearning; leave it out"),
         ({"length_column_name": "n"}, "length_column_name n has no place in unlearning; leave it"),
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint True has no place in unlearning"),
         ({"optim": "lomo"}, "lomo steps within a backward pass, before two gradients"),
         ({"optim": "schedule_free_sgd"}, "schedule_free_sgd changes the weights between steps"),
         ({"remove_unused_columns": True}, "remove_unused_columns: collators do; leave it out"),

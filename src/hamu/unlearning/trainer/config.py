@@ -47,7 +47,7 @@ _WITHOUT_EFFECT = (
     *("bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "eval_accumulation_steps"),
     *("eval_do_concat_batches", "eval_use_gather_object", "torch_empty_cache_steps"),
     *("neftune_noise_alpha", "save_only_model", "auto_find_batch_size", "batch_eval_metrics"),
-    *("label_names", "length_column_name"),
+    *("label_names", "length_column_name", "enable_jit_checkpoint"),
 )
 _CHOICES = {
     "shuffle": ("epoch", "once"),
