@@ -220,7 +220,8 @@ class UnlearnTrainer(ResumableTrainer):
                 self._add_to_stop(f"the weights are the best ones, of step {best}")
         elif self.stop.kind == "retain loss" and not (self.controller or self.was_interrupted):
             if best is None:
-                self._add_to_stop("there is no checkpoint to go back to, see --save_strategy")
+                way = "see --save_strategy and --eval_strategy"
+                self._add_to_stop(f"there is no evaluated checkpoint to go back to, {way}")
             else:
                 self._load_best_model()
                 self._add_to_stop(f"back to the weights of step {best}")
