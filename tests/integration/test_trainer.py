@@ -168,7 +168,7 @@ def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(model, 
 
 
 def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
-    model, trained, monkeypatch
+    model, trained, trainer_of, monkeypatch
 ):
     real = sides.predict_logits
     poisoned = iter([False, False, True, True, False, False])
@@ -180,6 +180,9 @@ def test_a_batch_that_is_not_finite_is_skipped_and_many_of_them_end_the_run(
     trainer = trained(model, max_steps=3, check_steps=0)
     assert (trainer.steps_taken, trainer.steps_skipped) == (2, 1)
     assert torch.isfinite(weights(model)).all()
+    resumed = trainer_of(model, max_steps=3, check_steps=0)
+    resumed.load_run_state(trainer.run_state())
+    assert resumed.skip_reason == trainer.skip_reason == "a gradient is not finite"
     monkeypatch.setattr(sides, "predict_logits", lambda m, b: real(m, b) * torch.nan)
     start = weights(model)
     trainer = trained(model, max_steps=8, max_skips=2, optim="adamw_torch", weight_decay=0.1)

@@ -279,6 +279,7 @@ class UnlearnTrainer(ResumableTrainer):
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
         own = {name: getattr(self, name) for name in _SAVED}
         own["accumulation"] = self.args.gradient_accumulation_steps
+        own["skip_reason"] = self.skip_reason
         return super().run_state() | own | parts
 
     def load_run_state(self, state: dict[str, Any]) -> None:
@@ -299,6 +300,7 @@ class UnlearnTrainer(ResumableTrainer):
             getattr(self, name).load_state_dict(state[name])
         for name in _SAVED:
             setattr(self, name, state[name])
+        self.skip_reason = state.get("skip_reason", "")  # older checkpoints lack it
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
