@@ -1,6 +1,8 @@
 """Texts: the shapes of files, tokens and what is scored of them."""
 
 import copy
+import json
+import math
 from dataclasses import replace
 
 import pandas
@@ -317,6 +319,19 @@ def test_a_filter_finds_values_as_json_or_python_writes_them(expression, rows, t
     more = ({"gone": True, "by": None, "age": 7.0}, {"gone": False, "by": "None at all"})
     records = [record | added for record, added in zip(RECORDS, more, strict=True)]
     assert matching(read_text(saved(tmp_path / "a.jsonl", records)), expression) == rows
+
+
+def test_an_expression_finds_only_what_is_in_the_data(tmp_path):
+    """None, null, nan and the .0 that pandas gives to whole numbers stand in no cell."""
+    path = tmp_path / "a.jsonl"
+    cells = (("Anne", 10.0), (None, None), (math.nan, 4.0))
+    rows = [RECORDS[0] | {"name": name, "user": user} for name, user in cells]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    texts = read_text(str(path))
+    assert matching(texts, "name~ne$") == matching(texts, "name~n") == [0]
+    assert matching(texts, "user~0") == matching(texts, "user~^1.$") == [0]
+    assert (matching(texts, "name=null"), matching(texts, "name=nan")) == ([1], [2])
+    assert (matching(texts, "name!=Anne"), matching(texts, "user!=4.0")) == ([1, 2], [0, 1])
 
 
 def test_the_tokenizer_writes_any_text(tokenizer):

@@ -203,18 +203,22 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
             row = f"record {position} of {texts.source}"
             raise HamuError(f"{row} has no column {column}; it has {column_names(record.fields)}")
         cell = record.fields[column]
-        if any(map(matches, _written(cell))) != (operator == "!="):
+        if any(map(matches, _written(cell, operator != "~"))) != (operator == "!="):
             chosen.append(position)
     return chosen
 
 
-def _written(cell: Any) -> list[str]:
-    """The ways to write a cell: as printed, and as JSON or a whole number."""
-    found = [unicodedata.normalize("NFC", str(cell))]
-    if cell is None or isinstance(cell, bool):
+def _written(cell: Any, whole: bool) -> list[str]:
+    """Ways to write a cell: as printed, and as JSON or a whole number.
+
+    A part of a cell is looked for neither in None and NaN nor in the ".0" of a whole number.
+    """
+    is_number = isinstance(cell, float) and cell.is_integer()  # of a column with missing cells
+    found = [str(int(cell))] if is_number else []
+    if whole or not (is_number or cell is None or cell != cell):
+        found.append(unicodedata.normalize("NFC", str(cell)))
+    if isinstance(cell, bool) or (whole and cell is None):
         found.append(json.dumps(cell))
-    if isinstance(cell, float) and cell.is_integer():  # of a column with missing cells
-        found.append(str(int(cell)))
     return found
 
 
