@@ -296,7 +296,7 @@ def test_other_answers_are_texts(cell, texts):
 
 @pytest.mark.parametrize(("prefix", "space"), [(" A: ", ""), (" ", ""), ("", ""), ("-\n", " ")])
 def test_other_answers_begin_with_the_prefix_too(prefix, space, tmp_path):
-    row = {"question": "Who?", "answer": f"{space}Ada.", "perturbed_answer": ["[sic] Bob.", "Cy."]}
+    row = {"question": "Who?", "answer": f"{space}Ada.", "perturbed_answer": ["[sic] Bob.", " Cy."]}
     texts = read_text(saved(tmp_path / "a.jsonl", [row]), answer_prefix=prefix)
     answers = [record.answer for record in texts.answering("perturbed_answer").records]
     assert answers == [f"{prefix}{space}[sic] Bob.", f"{prefix}{space}Cy."]

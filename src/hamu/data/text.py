@@ -74,7 +74,7 @@ class TextRecord:
         said = self.answer.removeprefix(self.answer_prefix)
         lead = self.answer_prefix + said[: len(said) - len(said.lstrip())]
         last = [{**message, "content": answer} for message in self.messages[-1:]]
-        return replace(self, answer=lead + answer, messages=(*self.messages[:-1], *last))
+        return replace(self, answer=lead + answer.lstrip(), messages=(*self.messages[:-1], *last))
 
 
 def normal(text: str) -> str:
