@@ -249,9 +249,9 @@ def test_a_conversation_is_written_by_the_chat_template(ends, tokenizer, tmp_pat
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "a conversation of .* does not fit the tokenizer's chat template: .*not set"),
-        ("{{ 'a' + 1 }}", "a conversation of .* does not fit the tokenizer's chat template: "),
-        ("{% if add_generation_prompt %}again{% endif %}", "changes what comes before the answer"),
+        (None, "row 0 of .* does not fit the tokenizer's chat template: .*not set"),
+        ("{{ 'a' + 1 }}", "row 0 of .* does not fit the tokenizer's chat template: "),
+        ("{% if add_generation_prompt %}again{% endif %}", "row 0 .* changes what comes before"),
     ],
 )
 def test_an_unusable_chat_template_is_refused(template, message, tokenizer, tmp_path, monkeypatch):

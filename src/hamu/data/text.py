@@ -460,8 +460,8 @@ def _prompts_and_answers(
         return list(map(list, tokenizer(pieces, add_special_tokens=special)["input_ids"]))
 
     pairs = []
-    for record in texts.records:
-        asked, said = _as_text(record, tokenizer, texts.source)
+    for row, record in zip(texts.rows.tolist(), texts.records, strict=True):
+        asked, said = _as_text(record, tokenizer, f"row {row} of {texts.source}")
         # Spaces at the end of a prompt go with the answer: most tokenizers join them with a word.
         bare = asked.rstrip(" ")
         pairs.append((bare, asked[len(bare) :] + said))
@@ -485,13 +485,11 @@ def _prompts_and_answers(
     return found
 
 
-def _as_text(
-    record: TextRecord, tokenizer: PreTrainedTokenizerBase, source: str
-) -> tuple[str, str]:
+def _as_text(record: TextRecord, tokenizer: PreTrainedTokenizerBase, where: str) -> tuple[str, str]:
     """Write prompt and answer as the model reads them; a chat template writes conversations."""
     if not record.messages:
         return record.prompt, record.answer
-    with reading(f"a conversation of {source} does not fit the tokenizer's chat template"):
+    with reading(f"{where} does not fit the tokenizer's chat template"):
         template = _DATE + tokenizer.get_chat_template()
         write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
         messages = [dict(message) for message in record.messages]
