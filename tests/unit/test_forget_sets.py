@@ -178,10 +178,12 @@ def test_row_lists_are_read_from_text_and_files(tmp_path):
     assert parse_rows(str(file)) == [3, 17]
     file.write_text("[3, 17\n25]\n")
     assert parse_rows("3, 17,25") == parse_rows(str(file)) == [3, 17, 25]
-    for content in (b"3 x", b"3\xff"):
+    for content in (b"3 Ada", b"3\xff", b"3-5"):
         file.write_bytes(content)
-        with pytest.raises(HamuError, match=r"rows .* are not whole numbers: .*; write 3,17,25 or"):
+        message = r"rows .* are not whole numbers: .*; write 3,17,25 or"
+        with pytest.raises(HamuError, match=message) as error:
             parse_rows(str(file))
+        assert "Ada" not in str(error.value), "a record's content"
     file.write_text("\n")
     with pytest.raises(HamuError, match=r"is empty: '.*rows\.txt' names no row; write 3,17,25 or"):
         parse_rows(str(file))
