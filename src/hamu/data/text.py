@@ -87,7 +87,10 @@ def _words(text: str) -> str:
 
 
 def _loose_words(text: str) -> str:
-    return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+    """Words in lower case, without punctuation and control characters; vowel signs are neither."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    no_words = {ord(sign): " " for sign in {*text} if unicodedata.category(sign)[0] in "PC"}
+    return " ".join(text.translate(no_words).split())
 
 
 @dataclass(frozen=True, eq=False)
