@@ -249,7 +249,7 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (damaged("cat/0.png"), {}, r"0\.png of .* is not a readable image: .*; remove or repair"),
         (with_picture("9.tiff", DEEP), {}, r"9\.tiff of .* has more than 8 bits a channel; save"),
         (with_picture("9.png", Image.new("L", (9, 9))), {}, "differ in size .*; give --image_size"),
-        (lambda f: str(f / "cat"), {}, "holds no images; expected one subfolder of images"),
+        (lambda f: str(f / "cat"), {}, r"no images; .* per class, or texts as train\.json"),
         (with_arrays(labels=LABELS - 1), {}, "label -1 of .* is out of range; expected 0 to"),
         (with_arrays(classes=np.array(["cat"])), {}, "label 1 of .* out of range; expected 0 to 0"),
         (with_arrays(images=PIXELS / 255), {}, "have type float64"),

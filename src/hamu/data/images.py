@@ -272,7 +272,10 @@ def _of_folder(path: Path, split: str) -> _Raw:
     folder = pictures[0].parents[1] if pictures else path
     _check_all_read(folder)
     if not pictures:
-        raise HamuError(f"{path} holds no images; expected one subfolder of images per class")
+        raise HamuError(
+            f"{path} holds no images; expected one subfolder of images per class, or texts as "
+            f"train.jsonl, .json, .csv or .parquet"
+        )
     for below in folder.glob("*/*/**/*"):
         if below.suffix.lower() in _SUFFIXES and not _is_hidden(below.relative_to(folder)):
             raise HamuError(
