@@ -87,6 +87,7 @@ def names(*classes, width=2):
         (names("0", "3", "7"), ("3", "7"), "names its classes 0, 3, .* data 3, 7"),
         ({}, ("bee", "cow"), "has 10 classes without names, the data have 2; name the model's"),
         (names("ant", "bee"), ("ANT", "BEE"), "names its classes ant, bee, .* data ANT, BEE"),
+        (names("e\u0301"), ("\u00e9",), None),
     ],
 )
 def test_data_fit_the_model_or_an_error_names_both(tmp_path, config, classes, message):
@@ -116,7 +117,11 @@ def test_a_model_that_cannot_be_trained_or_take_the_images_is_an_error(tmp_path)
 
 @pytest.mark.parametrize(
     ("written", "expected"),
-    [({"1": "dog", "0": "cat"}, ("cat", "dog")), ({"0": "cat", "1": "cat"}, None), (3, None)],
+    [
+        ({"1": "dog", "0": "e\u0301"}, ("\u00e9", "dog")),
+        ({"0": "cat", "1": "cat"}, None),
+        (3, None),
+    ],
 )
 def test_the_names_of_a_models_classes_are_read_from_its_config(tmp_path, written, expected):
     assert class_names(str(tmp_path)) is None
@@ -131,6 +136,8 @@ def test_a_model_that_is_trained_further_has_the_names_of_its_new_classes():
     assert config.id2label == {0: "cat", 1: "dog", 2: "LABEL_2"}
     assert config.label2id["dog"] == 1
     assert not named_as_in_training(model, ("dog", "bird")), "it names one of them"
+    config.id2label[1] = "e\u0301"
+    assert not named_as_in_training(model, ("\u00e9", "bird")), "in another form of its letters"
     assert not named_as_in_training(model, ("0", "1")), "numbers are no names"
     assert not named_as_in_training(model, ("a", "b", "c", "d")), "it has too few"
 

@@ -62,9 +62,9 @@ def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path, 
     names = np.array(["cat", "dog"])
     named = to_npz(tmp_path / "b.npz", images=PIXELS, labels=LABELS, classes=names)
     assert (npz.classes, read_images(named).classes) == (("0", "1"), ("cat", "dog"))
-    for given in (np.array([3, 7]), np.array([b"3", b"7"])):
+    for given in (np.array([3, 7]), np.array([b"3", b"7"]), np.array(["e\u0301", "7"])):
         numbers = to_npz(tmp_path / "c.npz", images=PIXELS, labels=LABELS, classes=given)
-        assert read_images(numbers).classes == ("3", "7")
+        assert read_images(numbers).classes in (("3", "7"), ("\u00e9", "7"))
     twice = to_npz(tmp_path / "d.npz", images=PIXELS, labels=LABELS, classes=["crane", "crane"])
     with pytest.raises(HamuError, match="names two classes crane; give each a name of its own"):
         read_images(twice)

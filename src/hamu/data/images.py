@@ -174,7 +174,7 @@ def read_images(
     return ImageData(
         torch.from_numpy(pixels),
         torch.from_numpy(labels.astype(np.int64)),
-        classes or tuple(map(str, range(highest + 1))),
+        tuple(unicodedata.normalize("NFC", str(name)) for name in classes or range(highest + 1)),
         source,
         torch.arange(len(labels)),
     )

@@ -5,8 +5,9 @@ ResNet-20 (He et al. 2016, Sec. 4.2) is the paper's classifier for CIFAR-10;
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -263,10 +264,14 @@ def class_names(source: str) -> tuple[str, ...] | None:
 
 def _saved_names(source: str, *, local: bool = False) -> dict[int, str]:
     try:
-        names = config_of(source, local=local)["id2label"]
-        return {int(number): str(name) for number, name in names.items()}
+        return _by_number(config_of(source, local=local)["id2label"])
     except Exception:  # loading the model reports any damage
         return {}
+
+
+def _by_number(names: Mapping[Any, Any] | None) -> dict[int, str]:
+    """Class names by number, their letters in the form of those of data."""
+    return {int(n): normalize("NFC", str(name)) for n, name in (names or {}).items()}
 
 
 def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
@@ -274,7 +279,7 @@ def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
 
     Not (False) if the model names one of these classes, has fewer, or they are mere numbers.
     """
-    names = {int(n): str(name) for n, name in (model.config.id2label or {}).items()}
+    names = _by_number(model.config.id2label)
     is_named = bool({*names.values()} & {*classes})
     if is_named or all(map(_NUMBER.fullmatch, classes)) or len(names) < len(classes):
         return False
@@ -314,7 +319,7 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
             f"label {highest} of {data.source} is out of range: the model has {classes} classes; "
             f"use the data it was trained on, or a model with at least {highest + 1} classes"
         )
-    _check_names(names or {}, data.classes)
+    _check_names(_by_number(names), data.classes)
     device = next(model.parameters()).device
     shape = tuple(data.pixels.shape[1:])
     remedy = f"; give --image_size {size if size and size != shape[-1] else 'N'} to resize them"
@@ -328,9 +333,9 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
 
 def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
     """Reject class names in another order than in the data, or all others; numbers are no names."""
-    ours = [str(name) for name in names.values()]
+    ours = [*names.values()]
     shared = {*ours} & {*theirs}
-    order = [str(names.get(number, "")) for number in range(len(theirs))]
+    order = [names.get(number, "") for number in range(len(theirs))]
     unnamed = all(map(_NUMBER.fullmatch, ours)) or all(map(_NUMBER.fullmatch, theirs))
     if order != list(theirs) and (shared or not unnamed):
         raise HamuError(
