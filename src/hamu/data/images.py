@@ -103,11 +103,12 @@ class ImageData(Dataset[dict[str, Tensor]]):
 
     def with_classes(self, classes: tuple[str, ...]) -> Self:
         """Return the same images, their labels numbered as in these classes."""
-        unknown = [name for name in self.classes if name not in classes]
+        place = {name: number for number, name in enumerate(classes)}
+        unknown = [name for name in self.classes if name not in place]
         if unknown:
             listed = ", ".join(classes[:8])
             raise HamuError(f"class {unknown[0]} of {self.source} is not among {listed}")
-        numbers = torch.tensor([classes.index(name) for name in self.classes])
+        numbers = torch.tensor([place[name] for name in self.classes])
         return replace(self, labels=numbers[self.labels], classes=classes)
 
     def digests(self) -> list[bytes]:
