@@ -240,7 +240,7 @@ def test_texts_are_compared_by_the_probability_of_their_answers_too(
     assert "1 runs, 1 of them finished before" in cli("compare", *words.split())[1]
     new_tokenizer(["other words"], 400).save_pretrained("model")
     _, _, err = cli("compare", *words.split())
-    assert "holds a run with another tokenization of the retain set than" in err
+    assert "holds a run with another tokenization of the forget set than" in err
 
 
 def test_a_run_in_a_real_process_and_a_picture(cli, tmp_path, usual):

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -23,8 +23,7 @@ from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
 from hamu.unlearning.jobs.options import IN_FILES, NOT_TAKEN, CompareOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
-from hamu.unlearning.jobs.tasks import Problem, Task, choose_task
-from hamu.unlearning.record.inputs import Inputs
+from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import MARK, RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
@@ -67,6 +66,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     task.run.resume = all(one.is_file() for one in begun)
     folder, problem = task.start()
     task.settle_adapter()
+    model = str(task.run.model)
     own = {*vars(asked), *vars(attacks), *NOT_TAKEN["compare"], "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}
 
@@ -80,7 +80,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             folder,
             plans,
             every_option,
-            lambda: _inputs(task, problem),
+            lambda: task.inputs_of(task.fitted_problem(task.load_model(model), problem)),
             overwrite=task.run.overwrite,
             options={"trust_remote_code": task.run.trust_remote_code},
             level=Level.parse(asked.at) if asked.at else None,
@@ -91,26 +91,20 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         folder.remove(*files.COMPARISON_TABLES, files.COMPARISON_PICTURE)
         children = Children(asked.jobs, environment, run_job)
         run_waiting(runs, children, task.console, "compare")
-        best = {*runs.comparison().best_settings().values()}
+        if asked.trials is not None or attacks.attacks:
+            runs.best = frozenset(runs.comparison().best_settings().values())
         if asked.trials is not None:
-            winners = [cell for cell in grid if cell.setting in best]
+            winners = [cell for cell in grid if cell.setting in runs.best]
             more = planned(replace(cell, seed=seed) for cell in winners for seed in seeds[1:])
-            plans, runs.best = plans + more, frozenset(best)
+            plans += more
             runs.add(more)
             run_waiting(runs, children, task.console, "compare")
         if attacks.attacks:
-            states = [*_states(runs, (p for p in plans if p.columns["setting"] in best))]
-            runs.best = frozenset(best)
+            states = _states(runs, plans)
             runs.add(states)
             run_waiting(runs, children, task.console, "compare")
             _attack(runs, states, attacks, children, task.console)
         return _compared(runs, folder, f"Forgetting {counted(len(problem.forget), task.noun)}")
-
-
-def _inputs(task: Task, problem: Problem) -> Inputs:
-    """Digests of what a run begun now would read."""
-    fitted = task.fitted_problem(task.load_model(str(task.run.model)), problem)
-    return {**task.inputs_of(problem), **task.reading_of(fitted.sets(), task.run.model)}
 
 
 def _attack(
@@ -148,14 +142,16 @@ def _check_attacks(asked: CompareOptions, args: UnlearnConfig, attacks: AttackSe
         )
 
 
-def _states(runs: Runs, plans: Iterable[Plan]) -> Iterator[Plan]:
-    """Plans that end at the first evaluated state at the level."""
+def _states(runs: Runs, plans: Iterable[Plan]) -> list[Plan]:
+    """Plans that end at the first evaluated state at the level, of the best settings."""
     steps: Mapping[str, Any] = {row["run"]: row.get("at_evaluated") for row in runs.rows}
+    found = []
     for plan in plans:
-        if steps.get(plan.name):
+        if plan.columns["setting"] in runs.best and steps.get(plan.name):
             end = {"max_steps": int(steps[plan.name]), "load_best_model_at_end": False}
             settings = {**plan.settings, **end}
-            yield _planned(f"{plan.name}-at", plan.columns, settings, plan.name)
+            found.append(_planned(f"{plan.name}-at", plan.columns, settings, plan.name))
+    return found
 
 
 def _planned(

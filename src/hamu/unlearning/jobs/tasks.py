@@ -301,21 +301,19 @@ class Task(ABC):
         return tuple(name for name in found if name is not None and self.is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
-        """Digests of the sets and saved models that a run reads, by role; None for none."""
+        """Digests of the fitted sets and the saved models that a run reads; None for none."""
         entries: dict[str, Any] = {}
         for name, data in sets.items():
             entries |= set_entries(name, data)
         for name, source in models.items():
             entry = None if source is None else saved_model_entry(source, self.base_of(source))
             entries[f"{name} model"] = entry
+        original = models["original"]
+        entries |= reading_entries(sets, original, original and self.base_of(original))
         return entries
 
-    def reading_of(self, sets: Mapping[str, Any], model: str | None) -> Inputs:
-        """Digests of what the model is given of fitted sets, and of its configuration."""
-        return reading_entries(sets, model, model and self.base_of(model))
-
     def inputs_of(self, problem: Problem, of: tuple[str, ...] = ("original", "retain")) -> Inputs:
-        """Digests of a problem, and of the original model and the retain model."""
+        """Digests of a fitted problem, and of the original model and the retain model."""
         sets = {"forget": problem.forget, "retain": problem.retain, "test": problem.test}
         models = {"original": self.run.model, "retain": self.run.retain_model}
         return self.inputs(sets, {role: models[role] for role in of})

@@ -120,10 +120,9 @@ def _train(task: Task, folder: RunFolder) -> Trained:
     set_seed(args.seed)
     model = task.new_model(str(task.run.model), data)
     folder.check_room(_saved_bytes(task, model))
+    data, test = task.fitted(model, data, test)
     sets = {"training": data, "test": test}
     inputs = from_main(lambda: task.inputs(sets, {"original": start}))
-    data, test = task.fitted(model, data, test)
-    inputs = {**inputs, **task.reading_of({"training": data, "test": test}, start)}
     if resume:
         check_same(folder.path, inputs)
     args.disable_tqdm = True
@@ -232,9 +231,8 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         set_seed(args.seed)
         model = task.start_model(str(run.model))
         folder.check_room(_saved_bytes(task, model))
-        inputs = from_main(lambda: task.inputs_of(problem))
         problem = task.fitted_problem(model, problem)
-        inputs = {**inputs, **task.reading_of(problem.sets(), run.model)}
+        inputs = from_main(lambda: task.inputs_of(problem))
         if run.resume:
             check_same(folder.path, inputs)
         task.announce(problem, f", by {args.method}")
