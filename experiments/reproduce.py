@@ -18,7 +18,7 @@ from experiments.paper.planning import OF_EXPERIMENTS, PaperRuns
 from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.stage import Order, Stage
 from hamu.errors import HamuError, Interrupted, handling, unknown
-from hamu.files import MINIATURE, located
+from hamu.files import located
 from hamu.report.tables import plain_table
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Plan, Row, check_same_inputs
@@ -210,7 +210,7 @@ def _stage(task: str, options: argparse.Namespace, work: Path) -> Stage:
         )
     paraphrases = options.similar_data
     if is_text and paraphrases is None and further.forget_perturbed is not None:
-        paraphrases = located(further.forget_perturbed, data.data_dir, MINIATURE)
+        paraphrases = located(further.forget_perturbed, data.data_dir)
     scale = Scale(
         settings,
         unlearning.given,

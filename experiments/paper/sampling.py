@@ -24,7 +24,7 @@ from hamu.data.forget_sets import draw_positions
 from hamu.data.images import CLASSES
 from hamu.data.text import has_test_split
 from hamu.errors import HamuError
-from hamu.files import DIGITS, MINIATURE, file_digest, located, read_json
+from hamu.files import DIGITS, file_digest, located, read_json
 from hamu.unlearning.record.inputs import text_digest
 from hamu.unlearning.run_folder import RunFolder
 
@@ -66,14 +66,14 @@ def sample_images(base: Mapping[str, Any], fraction: float, seed: int, folder: R
     Raises:
         HamuError: if the data cannot be read, or another sample has this one's place.
     """
-    source = place_of(base, "data", DIGITS)
+    source = place_of(base, "data")
     options = {name: base[name] for name in _IMAGE_OPTIONS if name in base}
     target = str(base["forget_class"])
     name = f"images-{fraction:g}-s{seed}.npz"
     if source == DIGITS and fraction == 1:
         data = read_images(source, **options)
         return Sample({"data": source}, len(forget_class(data, None, target).retain))
-    _check_origin(folder, name, base, ("data", *_IMAGE_OPTIONS), DIGITS)
+    _check_origin(folder, name, base, ("data", *_IMAGE_OPTIONS))
     if not folder.has(name):
         data = _share_of_classes(read_images(source, **options), fraction, seed)
         path = folder.prepare() / f".{name}.tmp"
@@ -133,11 +133,11 @@ def sample_texts(
     def read(source: str, split: str = "train") -> TextRecords:
         return read_text(source, split, **options)
 
-    source = place_of(base, "data", MINIATURE)
-    train, forget = read(source), read(place_of(base, "forget_data", MINIATURE))
+    source = place_of(base, "data")
+    train, forget = read(source), read(place_of(base, "forget_data"))
     test = None
     if base.get("test_data"):
-        test = read(place_of(base, "test_data", MINIATURE), "test")
+        test = read(place_of(base, "test_data"), "test")
     elif has_test_split(source):
         test = read(source, "test")
     problem = forget_data(train, test, forget, str(base.get("allow_missing")).lower() == "true")
@@ -153,7 +153,7 @@ def sample_texts(
     # as the user typed it, not relative to data_dir
     said_again = {} if paraphrases is None else {"similar_data": resolved(paraphrases)}
     keys = ("data", "forget_data", "test_data", "similar_data", *_TEXT_OPTIONS)
-    _check_origin(folder, f"texts-{kind}", {**base, **said_again}, keys, MINIATURE)
+    _check_origin(folder, f"texts-{kind}", {**base, **said_again}, keys)
     settings: dict[str, str | None] = {"forget_data": None, "test_data": None}
     for name, records in sets.items():
         lines = (json.dumps(_as_row(record), ensure_ascii=False) for record in records)
@@ -172,13 +172,13 @@ def _as_row(record: TextRecord) -> dict[str, Any]:
 
 
 def _check_origin(
-    folder: RunFolder, name: str, base: Mapping[str, Any], keys: Sequence[str], bundled: str
+    folder: RunFolder, name: str, base: Mapping[str, Any], keys: Sequence[str]
 ) -> None:
     """A sample is known by its name; it must not be one of other data. What it is of stands beside it."""
     origin = {key: base[key] for key in keys if key in base}
     for key in _SOURCES:
-        if key in origin and Path(place_of(base, key, bundled)).exists():
-            path = Path(place_of(base, key, bundled)).resolve()
+        if key in origin and Path(place_of(base, key)).exists():
+            path = Path(place_of(base, key)).resolve()
             origin |= {key: str(path), f"{key} sha256": _digest(path)}
     file = f"{name}.origin.json"
     if not folder.has(file):
@@ -213,6 +213,6 @@ def _share(data: TextRecords, fraction: float, seed: int) -> TextRecords:
     return data if drawn is None else data.select(sorted(drawn))
 
 
-def place_of(base: Mapping[str, Any], key: str, bundled: str) -> str:
+def place_of(base: Mapping[str, Any], key: str) -> str:
     """Place of a data set that settings name; see `located`."""
-    return located(str(base[key]), base.get("data_dir"), bundled)
+    return located(str(base[key]), base.get("data_dir"))

@@ -27,10 +27,8 @@ from experiments.paper.sampling import (
 from hamu.errors import HamuError
 from hamu.files import (
     CONFIG,
-    DIGITS,
     EVALUATION,
     INPUTS,
-    MINIATURE,
     MODEL,
     RECORD,
     file_digest,
@@ -83,13 +81,6 @@ class Stage:
         """The folder of all runs."""
         return self.work / "runs"
 
-    @property
-    def _bundled(self) -> str:
-        return MINIATURE if self.scale.is_text else DIGITS
-
-    def _place_of(self, key: str) -> str:
-        return place_of(self.scale.base, key, self._bundled)
-
     def _original(self, similar: bool) -> Path:
         """The folder of an original model, that of the data with the paraphrases if it is trained on them too."""
         scale = self.scale
@@ -129,12 +120,12 @@ class Stage:
                 f"the model {self.model} is not there; give a folder written by `hamu train`"
             )
         named = [
-            self._place_of(key)
+            place_of(self.scale.base, key)
             for key in ("data", "test_data", "forget_data")
             if key in self.scale.base
         ]
         for source in [*named, self.paraphrases]:
-            if source is not None and is_local(source, self._bundled) and not Path(source).exists():
+            if source is not None and is_local(source) and not Path(source).exists():
                 raise HamuError(
                     f"the data {source} are not there; say with --data_dir where they are"
                 )
@@ -158,7 +149,7 @@ class Stage:
         if (
             "test_data" in self.scale.base
         ):  # the recipe may let it decide which state is the original
-            settings.setdefault("test_data", self._place_of("test_data"))
+            settings.setdefault("test_data", place_of(self.scale.base, "test_data"))
         batch = int(settings.get("per_device_train_batch_size", 128))
         settings["per_device_train_batch_size"] = max(1, round(batch * self.train_fraction))
         begun = (folder / CONFIG).is_file()

@@ -55,14 +55,14 @@ def check_is_not_here(name: str, source: str) -> None:
         )
 
 
-def is_local(source: str, bundled: str) -> bool:
-    """Return True for a path; `bundled` is `DIGITS` for images, `MINIATURE` for texts."""
-    return source != bundled and not is_of_hub(source)
+def is_local(source: str) -> bool:
+    """Return True for a path: neither bundled, nor of the hub."""
+    return source not in (DIGITS, MINIATURE) and not is_of_hub(source)
 
 
-def located(source: str, data_dir: str | Path | None, bundled: str) -> str:
-    """Put a local source into `data_dir`, if that is given; `bundled` as in `is_local`."""
-    if data_dir is None or not is_local(source, bundled):
+def located(source: str, data_dir: str | Path | None) -> str:
+    """Put a local source into `data_dir`, if that is given."""
+    if data_dir is None or not is_local(source):
         return source
     return str(Path(data_dir) / source)
 

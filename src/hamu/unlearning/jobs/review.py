@@ -20,6 +20,7 @@ from hamu.files import (
     RECORD,
     REPORT,
     file_digest,
+    is_local,
     is_of_hub,
     write_whole,
     writing_model,
@@ -350,7 +351,7 @@ class NamedSources:
         if is_of_hub(source):
             if source not in self._hub:
                 raise Unavailable(f"{source} is of the hub; name it again: --hub {source}")
-        elif self.task.is_local(source) and not Path(source).exists():
+        elif is_local(source) and not Path(source).exists():
             raise Unavailable(f"{source} is not here")
         return source
 

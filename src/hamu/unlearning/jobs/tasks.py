@@ -274,7 +274,7 @@ class Task(ABC):
             known = f"{self.bundled}, a file, a folder, or hub:OWNER/NAME"
             raise HamuError(f"name the training data with --data: {known}")
         named = [data.data, *filter(None, (data.test_data, data.forget_data))]
-        if place is not None and not any(map(self.is_local, named)):
+        if place is not None and not any(map(is_local, named)):
             raise HamuError(f"--data_dir {place} has no effect on {' and '.join(named)}")
         source = self.located(data.data)
         train = self.read(source, "train")
@@ -298,7 +298,7 @@ class Task(ABC):
         models += [language.adapter_base(model) for model in models if model is not None]
         tofu = [self.settings.value(name) for name in TOFU_SETS]
         found = [*self.data_sources(), *(self.located(name) for name in tofu if name), *models]
-        return tuple(name for name in found if name is not None and self.is_local(name))
+        return tuple(name for name in found if name is not None and is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
         """Digests of the fitted sets and the saved models that a run reads; None for none."""
@@ -363,11 +363,7 @@ class Task(ABC):
 
     def located(self, source: str) -> str:
         """Place of a data set: relative to --data_dir, unless it is bundled or of the hub."""
-        return located(source, self.data.data_dir, self.bundled)
-
-    def is_local(self, source: str) -> bool:
-        """True if a data set or model is a path: not bundled, and not of the hub."""
-        return is_local(source, self.bundled)
+        return located(source, self.data.data_dir)
 
 
 class ImageTask(Task):
