@@ -232,8 +232,9 @@ def test_the_verdict_names_a_successful_attacker(tmp_path, auc, of_retain_model,
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])
 def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     run = example_run(tmp_path, observed=observed)
-    run.evaluation["goal"] = goal(1, 8)
+    run.evaluation.update(goal=goal(1, 8), controller=[{"step": 1}])
     words = words_of(run)
+    assert "(figures of the measurements that steered the run, not of the evaluation" in words
     assert "8 of 20 records are forgotten by the goal unseen (those whose losses" in words
     assert "Before the run, 1 were." in words
     assert "(goal unseen) 1 of 20 → 8 of 20" in words
