@@ -84,7 +84,8 @@ def report(
     folders = dict.fromkeys(folder for place in named for folder in run_folders(place))
     target = _target(output, named)
     for folder in folders:
-        run, why, observed = read_run(folder), "", None
+        run, why = read_run(folder), ""
+        observed: seen.Observations | None = None
         if no_models:
             why = "--no_models leaves it out"
         elif run.evaluation is None:
@@ -92,7 +93,11 @@ def report(
         else:
             try:
                 sources = NamedSources(folder, hub, trust_remote_code=trust_remote_code)
-                observed = _observed(sources, samples, answers if contents else 0, console)
+                sources.check_unchanged()
+                if isinstance(sources.task, TextTask):
+                    observed = _texts(sources, samples, answers if contents else 0, console)
+                else:
+                    observed = _images(sources, samples, console)
             except HamuError as error:
                 console.print(f"{folder}: left out what the models say: {error}", soft_wrap=True)
                 why = "a model or the data cannot be read; the command prints why"
@@ -118,14 +123,6 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     if target.exists() and not is_page:
         raise HamuError(f"{target} is there and is not a report; choose another --output")
     return target.resolve() if target.is_symlink() else target  # a link stays
-
-
-def _observed(sources: NamedSources, most: int, answers: int, console: Console) -> Any:
-    """Measure both models on the data, one after the other."""
-    sources.check_unchanged()
-    if isinstance(sources.task, TextTask):
-        return _texts(sources, most, answers, console)
-    return _images(sources, most, console)
 
 
 def _images(sources: NamedSources, most: int, console: Console) -> seen.ImageObservations:
