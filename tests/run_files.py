@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shlex
-import shutil
 from pathlib import Path
 
 from hamu.cli import main
@@ -42,11 +41,3 @@ def write_rows(path, rows):
 def contents(folder="."):
     """All files with their bytes, and folders."""
     return {path: path.is_file() and path.read_bytes() for path in Path(folder).rglob("*")}
-
-
-def remove(path):
-    """Remove what is in the place of a file, if anything is."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -21,12 +21,13 @@ import yaml
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from run_files import POISON, contents, remove, run, write_rows
+from run_files import POISON, contents, run, write_rows
 from small_models import save_small_world
 from watching import watched
 
 from hamu.cli import main
 from hamu.errors import one_line
+from hamu.files import remove_whole
 from hamu.unlearning.jobs.options import TYPES
 from hamu.unlearning.trainer.resumable import seal
 
@@ -101,7 +102,7 @@ def spoil(draw, path):
         return change_keys(draw, path)
     if way == "damage":
         return damage(draw, path)
-    remove(path)
+    remove_whole(path)
     if way == "content":
         path.write_bytes(draw(CONTENT))
     elif way == "folder":
@@ -264,9 +265,9 @@ def origin(tmp_path_factory):
             done, broken = Path(f"done{kind}"), Path(f"run{kind}")
             shutil.copytree(done, broken)
             for name in ("model", "record.json", "record.md", "evaluation.json", "checkpoint-2"):
-                remove(broken / name)
+                remove_whole(broken / name)
             for checkpoint in done.glob("checkpoint-*"):
-                remove(checkpoint)
+                remove_whole(checkpoint)
     return folder
 
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from run_files import POISON, contents, read_rows, remove, run
+from run_files import POISON, contents, read_rows, run
 from small_models import save_small_world
 from transformers import TrainingArguments
 from watching import watched
 
+from hamu.files import remove_whole
 from hamu.report.page import answers_page
 from hamu.report.run import AnsweredRecord
 from hamu.unlearning.jobs.options import REFUSED
@@ -81,7 +82,7 @@ def test_a_run_and_its_resumption_load_no_pickle_reach_no_network_and_write_nowh
         assert sh(f"unlearn {settings} {SAVING} --output_dir out")[0] == 0
         assert sh(f"evaluate {data} --model out/model --generate 2 --output_dir out2")[0] == 0
         for name in ("checkpoint-2", "model", "record.json", "record.md", "evaluation.json"):
-            remove(Path("out", name))
+            remove_whole(Path("out", name))
         assert sh("unlearn --resume --output_dir out")[0] == 0
         assert sh("verify out")[0] == 0
     assert torch_load.call_args_list, "a resumed run reads the optimizer's state"
