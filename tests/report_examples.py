@@ -25,7 +25,7 @@ BLOCKS = [f"layers.{n}.weight" for n in range(6)]
 SIDES, ROLES = ("forget", "retain", "test"), ("before", "after")
 
 
-def evaluation(steps, names=("a", "b"), is_text=False):
+def evaluation(steps, names=("a", "b")):
     trajectory = [
         {"step": step, "eval_forget_gain": share, "eval_retain_gain": share / 9}
         | {"eval_forget_loss": 0.1 + share, "eval_retain_loss": 1 - share / 9}
@@ -42,10 +42,9 @@ def evaluation(steps, names=("a", "b"), is_text=False):
     means = {"before": (0.1, 1.0, 1.0), "after": (0.1 + 1.0, 1 - 1 / 9, 1.0)}
     for role, accuracy in (("before", 1.0), ("after", 0.5)):
         classes = {"per_class_accuracy": dict(zip(names, (accuracy, 1.0), strict=True))}
-        more = {"probability": 0.25, "records": 9} if is_text else {"samples": 9} | classes
         found[role] = {"membership_inference": inference}
         for side, loss in zip(SIDES, means[role], strict=True):
-            found[role][side] = {"loss": loss, "accuracy": accuracy} | more
+            found[role][side] = {"loss": loss, "accuracy": accuracy, "samples": 9} | classes
     return found
 
 
@@ -76,7 +75,7 @@ def step_line(step, steps):
     return found | {"first_order_forget_change": share, "realised_forget_change": 0.9 * share}
 
 
-def write_run(folder, steps=20, *, finished=True, names=("a", "b"), blocks=BLOCKS, is_text=False):
+def write_run(folder, steps=20, *, finished=True, names=("a", "b"), blocks=BLOCKS):
     """The folder of a run, as far as a report reads it."""
     folder.mkdir(parents=True)
     config = "method: hamu-q\ndata: gone.npz\nforget_class: a\nmodel: gone\n"
@@ -89,7 +88,7 @@ def write_run(folder, steps=20, *, finished=True, names=("a", "b"), blocks=BLOCK
         lines.append({"step": step, "cos": values, "change": change})
     write_rows(folder / "layers.jsonl", lines)
     if finished:
-        (folder / "evaluation.json").write_text(json.dumps(evaluation(steps, names, is_text)))
+        (folder / "evaluation.json").write_text(json.dumps(evaluation(steps, names)))
     return folder
 
 
