@@ -242,6 +242,11 @@ def with_gap(column):
     return prepare
 
 
+def with_questions(folder):
+    datasets.Dataset.from_dict({"q": ["?"], "a": ["!"]}).to_parquet(folder / "a.parquet")
+    return str(folder / "a.parquet")
+
+
 def with_empty_class(folder):
     (folder / "owl").mkdir()
     (folder / "owl/1.txt").write_bytes(b"no image")
@@ -274,6 +279,7 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (with_arrays(images=PIXELS[:0], labels=LABELS[:0]), {}, "is empty: it has no images"),
         (with_arrays(), {"label_column": "kind"}, "no label column 'kind', but images, labels; gi"),
         (damaged("a.npz", b"PK\5\6" + bytes(18)), {}, r"a\.npz has no image column"),
+        (with_questions, {}, "no image column .*, but q, a; give --image_column, or --task text"),
         (damaged("b.npz", b"junk"), {}, r"b\.npz cannot be read as npz: it is none, or cut short"),
         (with_arrays(images=PIXELS.transpose(0, 3, 1, 2)), {}, "with 1 to 4 channels"),
         (with_arrays(), {"image_size": 0}, "image_size 0 must be at least 1"),

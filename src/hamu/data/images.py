@@ -262,9 +262,8 @@ def _column(
     found = next((name for name in candidates if name in names), None)
     if found is None:
         looked = repr(own) if own else " or ".join(candidates)
-        raise HamuError(
-            f"{source} has no {role} column {looked}, but {', '.join(names)}; give --{role}_column"
-        )
+        way = f"give --{role}_column" + ", or --task text" * (role == "image" and own is None)
+        raise HamuError(f"{source} has no {role} column {looked}, but {', '.join(names)}; {way}")
     return found
 
 
