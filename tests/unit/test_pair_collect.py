@@ -133,6 +133,23 @@ def test_a_side_that_overwrote_the_other_is_refused(model, pair):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["hamu-q", "ga"])
+def test_gradients_of_a_side_that_share_memory_are_each_combined_once(name):
+    """As torch.compile makes them for a sum of parameters of different shapes."""
+    found, like = [], [torch.zeros(2, 3), torch.zeros(6)]
+    for is_shared in (False, True):
+        pair = PairedGradients(Holder(like), build_method(name, constraint=0.3, **RELATIVE))
+        for side in pair.method.uses_retain * ["retain"] + ["forget"]:
+            grad = torch.linspace(-1, 1, 6) if side == "retain" else torch.linspace(0, 3, 6).sin()
+            with getattr(pair, side)():
+                for parameter in pair.parameters:
+                    own = grad if is_shared else grad.clone()
+                    parameter.grad = own.view(parameter.shape)
+        pair.combine()
+        found.append([p.grad for p in pair.parameters])
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
+
+
 def test_a_frozen_parameter_takes_no_part_and_is_refused_once_it_is_unfrozen(model):
     frozen, both = model[0].weight, (("retain", 1), ("forget", 2))
     frozen.requires_grad_(False)

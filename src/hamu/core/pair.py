@@ -373,7 +373,7 @@ class PairedGradients:
         if not self._meter.fits(self.layout.parts):  # the model has moved
             self._measure_here()
         retain, forget = self.layout.take(grads)
-        _check_apart(retain, forget)
+        _set_apart(retain, forget)
         kept: dict[str, Grads] = {side: list(grads[side]) for side in keep}
         if self.method.retain_decay:
             if "retain" in keep:
@@ -647,13 +647,23 @@ def _check_losses(losses: Tensor | None) -> None:
         raise HamuError(f"losses {losses} must be a tensor of two, the retain and the forget loss")
 
 
-def _check_apart(retain: Grads, forget: Grads) -> None:
-    for r, f in zip(retain, forget, strict=True):
-        if r is not None and f is not None and r.data_ptr() == f.data_ptr() != 0:
-            raise HamuError(
-                "the second side's gradient overwrote the first one's, as both lie in the same "
-                "memory; with DistributedDataParallel leave gradient_as_bucket_view at False"
-            )
+def _set_apart(retain: Grads, forget: Grads) -> None:
+    """Give each gradient memory of its own, for g* is written there; refuse one of both sides.
+
+    torch.compile lets parameters of different shapes that are added up share one gradient's.
+    """
+    sides: tuple[list[Any], list[Any]] = retain, forget
+    addresses = [[0 if g is None else g.data_ptr() for g in side] for side in sides]
+    if any(r == f != 0 for r, f in zip(*addresses, strict=True)):
+        raise HamuError(
+            "the second side's gradient overwrote the first one's, as both lie in the same "
+            "memory; with DistributedDataParallel leave gradient_as_bucket_view at False"
+        )
+    for grads, own in zip(sides, addresses, strict=True):
+        if len({*own} - {0}) < len(own) - own.count(0):
+            last = {address: number for number, address in enumerate(own)}
+            for number in [n for n, address in enumerate(own) if address and last[address] != n]:
+                grads[number] = grads[number].clone()
 
 
 def _either(retain: Grads, forget: Grads) -> Grads:
