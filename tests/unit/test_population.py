@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -343,6 +344,23 @@ def test_without_a_criterion_nothing_is_kept():
     pair = PairedGradients(Holder(expected()[0]), method, half_life=20.0)
     assert "population" not in pair.state_dict()
     assert run(pair, drawn(20, cos=0.9))[-1].population is None
+
+
+def test_a_method_with_a_memory_weighs_the_expected_gradients_by_it_too():
+    class Eased(HamuQ):
+        first_memory = (0.9,)
+
+        def weigh(self, gram):
+            status = HamuQ(gram.memory.item(), **RELATIVE).weigh(gram)
+            return replace(status, memory=0.99 * gram.memory)
+
+    pair = PairedGradients(Holder(expected()[0]), Eased(), half_life=20.0)
+    for number, draw in enumerate(drawn(20, cos=0.0, deviation=0.0)):
+        for side, grads in zip(("retain", "forget"), draw, strict=True):
+            collect(pair, side, grads)
+        found = pair.combine(losses=torch.ones(2)).population
+        if number >= FEWEST:
+            assert found.headroom == pytest.approx(1 / (0.9 * 0.99**number), rel=1e-3)
 
 
 def test_processes_decide_by_the_sums_that_they_agree_on():

@@ -606,7 +606,8 @@ class PairedGradients:
             if not self._memory.update(status.headroom, bool(status.conflict)):
                 return ""
             return self._memory.explain(*(getattr(status, name).item() for name in _OF_A_STOP))
-        found = self._population.judge(read, self.method, self.max_grad_norm)
+        memory = status.gram.memory
+        found = self._population.judge(read, self.method, self.max_grad_norm, memory)
         if found is None:  # no new estimate
             return ""
         if not self._memory.update(judged(found.headroom, found.error), found.conflict):

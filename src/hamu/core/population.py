@@ -31,7 +31,7 @@ Leaving out one part at a time (the jackknife) gives the standard error of what 
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import count
 from typing import Any, NamedTuple, get_type_hints
 
@@ -279,9 +279,13 @@ class Population:
         return line.new_tensor([min(max(share, 0.0), 1.0) for share in shares])
 
     def judge(
-        self, sums: Mapping[str, Tensor], method: Method, max_norm: float | None
+        self,
+        sums: Mapping[str, Tensor],
+        method: Method,
+        max_norm: float | None,
+        memory: Tensor | None = None,
     ) -> PopulationStatus | None:
-        """Status from `sums` on the host; None if there is no new estimate."""
+        """Status from `sums` on the host, and a method's memory; None without a new estimate."""
         if not self.is_due:
             return None
         grams, dot = self.grams(sums)
@@ -289,7 +293,9 @@ class Population:
         clip = gram.clip_factors(max_norm)
 
         def standing(gram: PairGram) -> ConstraintStatus:
-            status = method.weigh(gram.scaled(*gram.clip_factors(max_norm))).constraint
+            gram = gram.scaled(*gram.clip_factors(max_norm))
+            more = replace(gram, losses=sums.get("losses"), memory=memory)
+            status = method.weigh(more).constraint
             assert status is not None
             return status
 
