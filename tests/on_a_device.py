@@ -173,6 +173,22 @@ def test_running_means_for_the_criterion_are_those_of_the_cpu(early, where):
     assert status(NAME, where) == pytest.approx(status("cpu", "none"), rel=1e-3, abs=1e-5)
 
 
+def test_a_run_may_move_to_the_device_with_what_it_remembers(device):
+    found = []
+    for places in (("cpu", "cpu"), ("cpu", device)):
+        model = network()
+        pair = PairedGradients(model, build_method("gru-ema"))
+        for place in places:
+            model.to(place)
+            for side in ("retain", "forget"):
+                x, y = batch(side)
+                with getattr(pair, side)():
+                    F.cross_entropy(model(x.to(place)), y.to(place)).backward()
+            pair.combine()
+        found.append(torch.cat([p.grad.cpu().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
 def test_the_default_device_of_torch_may_be_that_of_the_model(device):
     """Running means and guard compute on the host, as without a default."""
     found = []

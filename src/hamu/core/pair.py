@@ -269,6 +269,7 @@ class PairedGradients:
         layout = self.layout
         self._meter = GramMeter(layout.parts, layout.block_of, len(self.block_names))
         self._largest = min(torch.finfo(combine_dtype(p)).max for p in layout.parts)
+        self._mean = back(self._mean, self.parameters)
         if self._population is not None:
             self._population.to(self._meter.device)
 
