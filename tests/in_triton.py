@@ -106,6 +106,15 @@ def test_sums_are_the_same_bit_by_bit_every_time():
     assert torch.equal(measured(retain, forget), measured(retain, forget))
 
 
+def test_a_default_device_of_torch_changes_nothing():
+    retain, forget = drawn(torch.float32), drawn(torch.float32)
+    expected = measured(retain, forget)
+    with torch.device("cuda" if ON_GPU else "meta"):
+        assert torch.equal(measured(retain, forget), expected)
+        tables = of_all(retain, forget, retain)
+        assert len(kernels.combine(tables, *[[1.0] * len(retain)] * 2)) == len(retain) - 1
+
+
 def test_empty_tensors_have_no_chunks():
     nothing = [torch.empty(0, 3, device=DEVICE)]
     tables = of_all(nothing, nothing, nothing)

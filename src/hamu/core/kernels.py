@@ -143,14 +143,13 @@ def _chunks(
     for block in range(blocks):  # of blocks without chunks
         starts[block + 1] = max(starts[block], starts[block + 1])
     found = (tensors, indices, sizes, starts)
-    return tuple(torch.tensor(one, dtype=torch.int64).to(device) for one in found)
+    return tuple(torch.tensor(one, dtype=torch.int64, device=device) for one in found)
 
 
-def _sent(numbers: Tensor, device: torch.device) -> Tensor:
-    """On a device, without keeping the host waiting."""
-    if device.type == "cpu":
-        return numbers
-    return numbers.pin_memory().to(device, non_blocking=True)
+def _sent(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a device, without keeping the host waiting; only what is on the host can be pinned."""
+    there = torch.tensor(numbers, dtype=dtype, device="cpu")
+    return there if device.type == "cpu" else there.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ def tables(
             sizes = tuple(parts[n].numel() for n in numbers)
             *chunks, starts = _chunks(sizes, tuple(block_of[n] for n in numbers), blocks, device)
             addresses = _addresses(retain, forget, numbers)
-            sent = _sent(torch.tensor(addresses), device)
+            sent = _sent(addresses, torch.int64, device)
             found.append(Table(numbers, types, addresses, sent, tuple(chunks), starts))
     return found
 
@@ -254,7 +253,7 @@ def combine(found: Sequence[Table], a: Sequence[float], b: Sequence[float]) -> l
         if not programs or len(set(table.types)) > 1:
             continue
         weights = [one[number] for one in (a, b) for number in numbers]
-        sent = _sent(torch.tensor(weights, dtype=torch.float64), table.sent.device)
+        sent = _sent(weights, torch.float64, table.sent.device)
         own = _TYPES[table.types[0]]
         types = own, tl.float64 if own == tl.float64 else tl.float32
         with torch.cuda.device_of(sent):
