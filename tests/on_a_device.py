@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -171,6 +172,34 @@ def test_running_means_for_the_criterion_are_those_of_the_cpu(early, where):
         return vars(found)
 
     assert status(NAME, where) == pytest.approx(status("cpu", "none"), rel=1e-3, abs=1e-5)
+
+
+def test_running_means_wait_for_gradients_that_are_on_their_way_to_the_host(device, monkeypatch):
+    late = []
+
+    def offloaded(grad, place):
+        late.append((torch.zeros_like(grad, device=place), grad))
+        return late[-1][0]
+
+    def stream(device):
+        return SimpleNamespace(synchronize=lambda: [there.copy_(grad) for there, grad in late])
+
+    found = []
+    for place in ("none", "cpu"):
+        model = network().to(device)
+        pair = PairedGradients(
+            model, HamuQ(0.3, **RELATIVE | {"stopping": LATE}), offload_grads=place, half_life=9
+        )
+        if place == "cpu":
+            monkeypatch.setattr("hamu.core.combine._offloaded", offloaded)
+            monkeypatch.setattr(torch.accelerator, "current_stream", stream)
+        for side in ("retain", "forget"):
+            x, y = batch(side)
+            with getattr(pair, side)():
+                F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        pair.combine()
+        found.append(pair.state_dict()["population"]["sums"].cpu())
+    assert torch.equal(*found)
 
 
 def test_a_run_may_move_to_the_device_with_what_it_remembers(device):

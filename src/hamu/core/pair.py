@@ -522,6 +522,9 @@ class PairedGradients:
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
         sent: dict[str, Tensor | None] = {**raw.sums(), "unscale": unscale, "losses": losses}
         if self._population is not None:
+            if self.offload_grads == "cpu":  # it reads there what may yet be under way
+                for device in {p.device for p in self.parameters if p.device.type != "cpu"}:
+                    torch.accelerator.current_stream(device).synchronize()
             self._population.add(retain, forget, raw, unscale)
             if self._population.is_due:
                 sent |= self._population.sums(self.layout.agree)
