@@ -64,6 +64,7 @@ def test_what_one_model_was_asked_is_kept_though_another_cannot_be(cli, finished
     found = read("out/attack.json")
     assert [*found["models"]] == ["unlearned"]
     assert (found["complete"], found["lasts"]) == (False, None)
+    assert found["verdict"] == "Whether it lasts is open: the attacks have not come to their end."
     assert {name for one in found["outcomes"].values() for name in one} == {"unlearned"}
 
 

@@ -39,6 +39,7 @@ from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
 
 _REAL_ANSWERS = 1000  # that tell language from gibberish
+_UNFINISHED = "Whether it lasts is open: the attacks have not come to their end."
 _ROLES = {"model": attacks.UNLEARNED, "original": attacks.ORIGINAL, "retain": attacks.RETRAINED}
 
 
@@ -299,8 +300,9 @@ def _attacks(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
             each = attack_each(loaded(bar), settings, task.args.seed, advance)
             for result, (key, name) in zip(each, models.items(), strict=True):
                 named[_ROLES[key]] = saved_model_entry(name, task.base_of(name))
-                is_complete = len(named) == len(models)
-                so_far = {"complete": is_complete} | ({} if is_complete else {"lasts": None})
+                so_far: dict[str, Any] = {"complete": len(named) == len(models)}
+                if not so_far["complete"]:
+                    so_far |= {"lasts": None, "verdict": _UNFINISHED}
                 of = {"models": named, "forget_set": forget_set}
                 folder.write_json(files.ATTACK, result.to_json() | so_far | of)
         plot_attacks(result, folder.path / files.ATTACK_PICTURE)
