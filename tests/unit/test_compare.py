@@ -238,6 +238,12 @@ def test_the_reference_is_the_worst_retain_loss_within_limits(worst, reference):
 NASTY = "50% of {a_b} | #1 & $x^2$ ~ \\cmd [link](url) <b> *bold* `code`"
 
 
+def test_a_share_is_none_or_all_only_if_it_is_exactly_that():
+    rows = [row(seed=n, promise_kept=kept) for n, kept in enumerate((0.0, 0.001, 0.5, 0.999, 1.0))]
+    page = markdown_page(compared(*rows))
+    assert all(f"| {share} |" in page for share in ("0%", "0.1%", "50%", "99.9%", "100%"))
+
+
 def test_markdown_shows_texts_as_they_are():
     markdown = pytest.importorskip("markdown_it").MarkdownIt()  # a dependency of rich
     [parsed] = markdown.parseInline(escape_markdown(NASTY))

@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
+from hamu.errors import percent
 from hamu.evaluation import attacks
 from hamu.unlearning.compare.runs import METRIC, Comparison, Row, differing_environments
 from hamu.unlearning.goals import ALL_DONE, LEVEL
@@ -105,9 +106,11 @@ def plain_table(*columns: str, right: tuple[int, ...] = ()) -> ScreenTable:
 
 
 def number(value: float | None, form: str = ".4g", none: str = "-") -> str:
-    """Write a number; NaN and infinity as "not finite"."""
+    """Write a number; NaN and infinity as "not finite", whole percents by `percent`."""
     if value is None:
         return none
+    if form == ".0%" and math.isfinite(value):
+        return percent(value)
     return format(value, form) if math.isfinite(value) else "not finite"
 
 
