@@ -244,6 +244,12 @@ def test_a_share_is_none_or_all_only_if_it_is_exactly_that():
     assert all(f"| {share} |" in page for share in ("0%", "0.1%", "50%", "99.9%", "100%"))
 
 
+def test_small_utilities_and_late_steps_keep_their_digits():
+    page = markdown_page(compared(row(utility=-0.000214, at_step=12_345.5)))
+    assert "| -0.000214 |" in page
+    assert "| 12,345.5 |" in page
+
+
 def test_markdown_shows_texts_as_they_are():
     markdown = pytest.importorskip("markdown_it").MarkdownIt()  # a dependency of rich
     [parsed] = markdown.parseInline(escape_markdown(NASTY))

@@ -257,7 +257,7 @@ SETTINGS = (
 )
 RESULTS = (
     Column("at_gain", "gain there", "+.4g"),
-    Column("at_step", "step there", ".3g"),
+    Column("at_step", "step there", ",.1f"),
     Column("at_test_accuracy", "test acc there", ".1%"),
     Column("relearned", "relearned", ".3g"),
     Column("forget_gain", "ΔL_f", "+.4g", r"$\Delta L_f$"),
@@ -265,7 +265,7 @@ RESULTS = (
     Column("forgotten", "forgotten", "g"),
     *(Column(f"{s}_accuracy", f"{s} acc", ".1%") for s in ("forget", "retain", "test")),
     *(Column(f"{s}_probability", f"{s} prob", ".3f") for s in ("forget", "test")),
-    Column("utility", "utility", ".3f"),
+    Column("utility", "utility", ".3g"),
     Column("membership_auc", "AUC", ".3f"),
     Column("retain_model_auc", "AUC retrained", ".3f"),
     Column("promise_kept", "kept", ".0%"),
