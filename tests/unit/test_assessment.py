@@ -367,6 +367,14 @@ def test_it_answers_how_hard_it_will_be(found, variant, cosines, constraint, cod
     assert clamped.verdict.code == (3 if constraint > 1 else code), "the most is asked"
 
 
+def test_not_all_is_free_where_a_little_has_a_price(found):
+    method = HamuQ(0.9999, "relative")
+    gram = gram_at([2.0], [1.0], [0.07])
+    judged = replace(found, method=method, gram=gram, frontiers={"hamu-q": frontier(gram, method)})
+    assert judged.verdict.code == 3
+    assert "is free (99.8%)" in judged.verdict.reason
+
+
 @pytest.mark.parametrize(
     ("cosines", "asked", "stopping", "answer"),
     [

@@ -36,7 +36,7 @@ from hamu.core.forward import evaluating, without_tf32
 from hamu.core.gram import SIDES, Blocks, PairGram, check_max_norm
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy, count_predictions
-from hamu.errors import HamuError, counted
+from hamu.errors import HamuError, counted, percent
 
 ERROR_RATIO = 0.1  # the share of first order up to which second order is negligible
 _FORWARD = 1 / 3  # the cost of a forward pass, in forward and backward passes
@@ -401,7 +401,7 @@ def plain_answer(found: Assessment) -> str:
     if found.intervals is None and counts != found.records:
         notes.append("with the noise of this sample, which makes it look easier than it is")
     if agree is not None and agree < _SURE:
-        notes.append(f"other records may say otherwise: {agree:.0%} of resamples agree")
+        notes.append(f"other records may say otherwise: {percent(agree)} of resamples agree")
     if ratio is not None and ratio > ERROR_RATIO:
         notes.append(
             f"at learning rate {found.learning_rate:g} second order may be {ratio:.0%} of it"

@@ -11,6 +11,7 @@ from hamu.assess.gradients import FEWEST_PARTS, PartedGram
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.methods.base import ConstraintStatus, regime_at
+from hamu.errors import percent
 
 REGIMES = ("direct", "rectified", "unavoidable")
 _EASY, _MODERATE = 2 / 3, 1 / 3  # shares of the feasible demand that are free
@@ -271,7 +272,7 @@ def judge(
         rate = round(math.floor(trusted_rate * 10.0**digits + 1e-9) / 10.0**digits, digits)
     reason = (
         f"a demand up to {free:.4g} of at most {feasible:.4g} per unit of learning rate is free "
-        f"({share:.0%}), and the demand is {status.demand.item():.4g}"
+        f"({percent(share)}), and the demand is {status.demand.item():.4g}"
     ) + f", clamped to {status.clipped_demand.item():.4g}" * clamps
     stops, off = method.stopping_rule.criterion, ""
     if stops != "off" and status.criterion_met:  # the run would end
