@@ -331,6 +331,21 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
     assert "The model saved" not in words_of(last)
 
 
+def test_a_run_that_diverged_and_went_back_has_come_to_its_end(tmp_path):
+    file = write_run(tmp_path / "run") / "evaluation.json"
+    content = json.loads(file.read_text())
+    figures = [
+        f"eval_{side}_{figure}" for side in ("forget", "retain") for figure in ("gain", "loss")
+    ]
+    content["trajectory"][-1] |= dict.fromkeys(figures)
+    file.write_text(json.dumps(content))
+    run = read_run(file.parent)
+    assert len(run.points) == len(content["trajectory"]) - 1
+    losses, *_ = step_charts(run)
+    assert None not in losses.figure.data[0].y
+    assert "Not finished" not in words_of(run)
+
+
 def test_a_page_names_the_way_to_a_line_that_leaves_its_chart(tmp_path):
     near, far = example_run(tmp_path, "near"), example_run(tmp_path, "far")
     for entry in far.entries:
