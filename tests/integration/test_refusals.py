@@ -137,6 +137,8 @@ unlearn IMAGE --method ga --optim adamw_torch_npu_fused => the optimizer adamw_t
 train --resume --output_dir of-unlearn => of-unlearn holds a run of hamu unlearn; resume it by that
 unlearn --resume --output_dir of-train => of-train holds a run of hamu train; resume it by that
 unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME
+train --data nowhere --model resnet8 --expected_retain 9 --expected_forget 1 --dry_run => nowhere is neither a file nor
+train --model tiny-llama --expected_retain 9 --expected_forget 1 --dry_run => name the training data with --data
 train --data t.jsonl --model tiny-llama --lora => is new and trained whole; leave --lora and
 unlearn --data broken.jsonl --forget_rows 0 --model text => broken.jsonl cannot be read
 unlearn --data t.jsonl --model text --forget_filter answer=Nobody => the forget set is empty

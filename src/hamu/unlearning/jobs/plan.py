@@ -88,14 +88,16 @@ def plan(settings: Settings, console: Console) -> RunPlan:
 def _sets(task: Task) -> dict[str, Any]:
     """The records that a run goes through, by set.
 
-    They are a range where their numbers are stated and the data are not here.
+    They are a range where their numbers are stated and the data are not here. A plan for images, or
+    for a new model, needs the data.
     """
     counts = {"retain": task.data.expected_retain, "forget": task.data.expected_forget}
     sets: dict[str, Any] = {name: range(count) for name, count in counts.items() if count}
     sources = task.data_sources()
     is_here = sources and all(s == task.bundled or Path(s).exists() for s in sources)
     unlearns, without_forget = isinstance(task.args, UnlearnConfig), task.run.without_forget
-    if is_here or len(sets) < len(counts):
+    needs_data = not isinstance(task, TextTask) or task.classes_of is None
+    if is_here or needs_data or len(sets) < len(counts):
         if not unlearns and not without_forget:
             return {"training": task.train_and_test()[0]}
         sets = task.problem().sets()
