@@ -49,6 +49,15 @@ def test_each_command_has_its_section_in_a_file(tmp_path, command):
     assert settings_of(command, {"config": tmp_path / "run.yaml"}).given["seed"] == 7
 
 
+def test_a_flag_wins_over_a_list_in_a_file(tmp_path):
+    lists = "constraints: [0.25, 0.5]\nlearning_rates: [0.1]\nseeds: [1, 2]\n"
+    (tmp_path / "run.yaml").write_text(lists)
+    own = {"constraint": 0.3, "seed": 7}
+    parsed = settings_of("compare", {"config": tmp_path / "run.yaml", **own})
+    assert parsed.given == {**own, "learning_rates": [0.1]}
+    assert parsed.value("constraints") is parsed.value("seeds") is None
+
+
 def test_a_run_in_a_home_is_resumed_by_its_name(home):
     message = f"there is no run to resume in {home}/out: it has no config.yaml"
     with pytest.raises(HamuError, match=message):

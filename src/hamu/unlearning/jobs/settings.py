@@ -146,6 +146,8 @@ def settings_of(command: str, options: Mapping[str, Any]) -> Settings:
     for one, several in _SEVERAL.items() if command == "compare" else ():
         if one in options and several in options:
             raise HamuError(f"--{several} takes the place of --{one}; leave out one of them")
+        if one in options:  # the flag wins over a file
+            settings.pop(several, None)
     values = {"output_dir": f"runs/{command}"} | settings | options
     given = {n: value for n, value in (settings | options).items() if n not in _NOT_OF_A_RUN}
     by_hand = [name for name in options if name in tables.BY_HAND]
