@@ -1,5 +1,7 @@
 """Names of data sets and models, and paths by flags and files of settings, with ~ for a home."""
 
+from pathlib import Path
+
 import pytest
 
 from experiments import reproduce
@@ -7,6 +9,8 @@ from hamu import HamuError
 from hamu.files import DIGITS, MINIATURE, is_local, located
 from hamu.unlearning.jobs.options import PATHS, TYPES, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.record.inputs import with_settings
+from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 
 
@@ -74,3 +78,11 @@ def test_a_path_that_is_empty_is_named(tmp_path):
         for each in given:
             with pytest.raises(HamuError, match=f"^{name} is empty; is a shell variable unset"):
                 settings_of("unlearn", each)
+
+
+def test_a_run_that_was_moved_to_the_usual_place_is_resumed_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"seed": 1, "output_dir": "runs/before"}
+    RunFolder("runs/before").begin(settings, with_settings({}, settings))
+    Path("runs/before").rename("runs/unlearn")
+    assert settings_of("unlearn", {"resume": True}).value("output_dir") == "runs/unlearn"

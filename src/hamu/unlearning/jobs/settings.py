@@ -139,6 +139,7 @@ def settings_of(command: str, options: Mapping[str, Any]) -> Settings:
     settings = parser.typed({name: text for name, text in texts.items() if name in defaults})
     if resumed is not None:
         _check_resumed(resumed, settings, options)
+        settings["output_dir"] = str(resumed.parent)  # it may have been moved
     for name, why in tables.NOT_TAKEN.get(command, {}).items():
         differs = name != "method" and name in settings and settings[name] != defaults[name]
         if name in defaults and (name in options or differs):
