@@ -14,6 +14,7 @@ from hamu.cli import main
 from hamu.evaluation.gains import Level, state_at
 from hamu.models import load_classifier
 from hamu.models.language import new_tokenizer
+from hamu.unlearning.compare.children import Call
 
 FAST = ("--per_device_train_batch_size", 64, "--max_steps", 2, "--max_eval_samples", 50)
 GRID = ("--methods", "hamu-q", "gdiff", "--constraints", 0.25, 0.5, "--check_steps", 1)
@@ -202,7 +203,14 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")}
     assert compare(*words, *attacks, "--attack_records", 10)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")} == before
-    assert compare(*words, *attacks, "--attack_records", 12)[0] == 0
+    calls = []
+    monkeypatch.setattr(
+        "hamu.unlearning.jobs.comparison.Call",
+        lambda *call: calls.append(call[2]["trust_remote_code"]) or Call(*call),
+    )
+    again = ("--attack_records", 12, "--trust_remote_code")
+    assert compare(*words, *attacks, *again)[0] == 0
+    assert calls == [True, True]
     assert all(path.stat().st_mtime_ns > time for path, time in before.items()), "other attacks"
 
 

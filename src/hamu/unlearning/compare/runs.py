@@ -316,7 +316,7 @@ class Runs:
         level: Level | None = None,
     ) -> None:
         self._folder, self._options_of, self._inputs = folder, options_of, cache(inputs)
-        self._overwrite, self._options = overwrite, options or {}
+        self._overwrite, self.options = overwrite, options or {}
         self._level, self.best = level, frozenset[str]()
         self._plans: dict[str, Plan] = {}
         self._calls: dict[str, Call] = {}
@@ -407,7 +407,7 @@ class Runs:
     def _call(self, plan: Plan) -> Call | None:
         """The call that begins a run, or goes on with it; None if it is finished."""
         place = self._folder.path / plan.name
-        output = {**self._options, "output_dir": str(place)}
+        output = {**self.options, "output_dir": str(place)}
         if (place / CONFIG).is_file():
             difference = self._difference(place, plan)
             if difference is None and (place / RECORD).is_file():

@@ -120,7 +120,7 @@ def _attack(
         if not known.get("complete", True) or known["settings"] != asdict(attacks):
             places = {"model": str(run / files.MODEL), "output_dir": str(path.parent)}
             taken = {n: value for n, value in plan.settings.items() if n in IN_FILES["attack"]}
-            options = taken | asked | {"overwrite": True} | places
+            options = {**taken, **asked, **runs.options, "overwrite": True, **places}
             calls[plan.name] = Call(plan.name, "attack", options)
     ended = children.make([*calls.values()])
     with handling(children.ask_to_end), task_bar(console, shown=bool(calls)) as bar:
