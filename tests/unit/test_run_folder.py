@@ -86,7 +86,7 @@ FOREIGN = "which is not of a run; --overwrite only replaces runs, so choose anot
 
 
 @pytest.mark.parametrize(("given", "use", "overwrite"), [
-    (BEGUN, "an interrupted run; go on with it by hamu unlearn --resume --output_dir", False),
+    (BEGUN, "an interrupted run; go on with it by hamu unlearn --resume --output_dir '/.*/my out', ", False),
     (BEGUN | {"inputs.json": {"training set": None}}, "an interrupted run; .* hamu train", False),
     (BEGUN | {"record.json": {}}, f"a run; {OTHER}", False),
     ({"evaluation.json": {}}, f"a run; {OTHER}", False),
@@ -97,10 +97,10 @@ FOREIGN = "which is not of a run; --overwrite only replaces runs, so choose anot
 ])  # fmt: skip
 def test_a_folder_that_is_taken_stays_as_it_is_and_says_by_what(tmp_path, given, use, overwrite):
     marked = {name: text for name, text in ({MARK: ""} | given).items() if text is not None}
-    fill(tmp_path / "out", marked)
+    fill(tmp_path / "my out", marked)
     before = contents(tmp_path)
-    with pytest.raises(HamuError, match=f"/out .*holds {use}"):
-        RunFolder(tmp_path / "out", overwrite=overwrite)
+    with pytest.raises(HamuError, match=f"/my out .*holds {use}"):
+        RunFolder(tmp_path / "my out", overwrite=overwrite)
     assert contents(tmp_path) == before
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -176,7 +177,8 @@ class RunFolder:
             what = "a run; "
             for command, reads in READS.items():
                 if reads in inputs and self.has(CONFIG) and not self.has(_LAST[command]):
-                    resume = f"hamu {command} --resume --output_dir {self.path}"
+                    place = shlex.quote(str(self.path))
+                    resume = f"hamu {command} --resume --output_dir {place}"
                     what = f"an interrupted run; go on with it by {resume}, "
             raise HamuError(f"{in_use} {what}{_OTHER}, or replace it with --overwrite")
         return found
