@@ -123,6 +123,7 @@ unlearn --recipe tofu-llama2-lora --model x --data_dir d => --data_dir d has no 
 unlearn IMAGE --output_dir mine --overwrite => holds thesis.txt, which is not of a run
 unlearn IMAGE --output_dir mine => the output folder mine is in use
 unlearn IMAGE --output_dir image/inside => the source image overlap
+attack TEXT --unrelated_data mine --output_dir mine/out => the source mine overlap
 unlearn IMAGE --forget_objective idk --max_steps 1 => idk needs another answer to each forget record, which images have
 evaluate IMAGE --goal mean => goal 'mean' is unknown; choose one of unseen, retrained, erased, loss
 evaluate IMAGE --test_data a.npz => all 12 test records are among those to retain or to forget; give

@@ -296,8 +296,8 @@ class Task(ABC):
         if self.classes_of is None:  # a new model
             models.remove(self.run.model)
         models += [language.adapter_base(model) for model in models if model is not None]
-        tofu = [self.settings.value(name) for name in TOFU_SETS]
-        found = [*self.data_sources(), *(self.located(name) for name in tofu if name), *models]
+        others = [self.settings.value(name) for name in (*TOFU_SETS, "unrelated_data")]
+        found = [*self.data_sources(), *(self.located(name) for name in others if name), *models]
         return tuple(name for name in found if name is not None and is_local(name))
 
     def inputs(self, sets: Mapping[str, Any], models: Mapping[str, str | None]) -> Inputs:
