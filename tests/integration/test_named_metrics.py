@@ -73,6 +73,8 @@ def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
         assert 0 <= metrics[f"{name}_tpr_at_1_fpr"] <= metrics[f"{name}_auc"] <= 1
     assert metrics["ulira_auc"] > 0.7, "four steps hide little"
     capsys.readouterr()
+    assert run(f"evaluate {NOISE} --model run/checkpoint-2 {SHADOWS} --output_dir refused") == 2
+    assert "run/checkpoint-2 is an earlier state; name its model" in capsys.readouterr().err
     again = f"unlearn {NOISE} --model run/model {steps}"
     assert run(f"{again} --output_dir again") == 0
     assert run(f"evaluate {NOISE} --model again/model {SHADOWS} --output_dir refused") == 2

@@ -30,7 +30,7 @@ from hamu.evaluation.membership import (
     shadow_figures,
 )
 from hamu.evaluation.memorization import verbmem
-from hamu.files import CONFIG, RECORD
+from hamu.files import CHECKPOINT, CONFIG, MODEL, RECORD
 from hamu.unlearning.jobs.options import EvaluateOptions, RunOptions
 from hamu.unlearning.jobs.settings import settings_of, settings_of_run
 from hamu.unlearning.jobs.tasks import Problem, Task, TextTask, choose_task
@@ -189,6 +189,11 @@ def _settings_behind(model: str, *, unlearned: bool) -> tuple[Path, Path | None]
         raise HamuError(
             f"ulira repeats the run that made the model, and {model} is in no folder of hamu "
             f"unlearn; leave out ulira"
+        )
+    if Path(model).name.startswith(CHECKPOINT) and (unlearned or not is_of_run):
+        raise HamuError(
+            f"rmia and ulira repeat a run to its end, and {model} is an earlier state; name its "
+            f"{MODEL} in place of it"
         )
     if unlearned and settings_of_run(run).of(UnlearnConfig).load_best_model_at_end:
         raise HamuError(
