@@ -54,11 +54,11 @@ def test_each_command_has_its_section_in_a_file(tmp_path, command):
 
 
 def test_a_flag_wins_over_a_list_in_a_file(tmp_path):
-    lists = "constraints: [0.25, 0.5]\nlearning_rates: [0.1]\nseeds: [1, 2]\n"
+    lists = "constraints: [0.25, 0.5]\nmethods: ft, ga\nseeds: [1, 2]\n"
     (tmp_path / "run.yaml").write_text(lists)
     own = {"constraint": 0.3, "seed": 7}
     parsed = settings_of("compare", {"config": tmp_path / "run.yaml", **own})
-    assert parsed.given == {**own, "learning_rates": [0.1]}
+    assert parsed.given == {**own, "methods": ["ft", "ga"]}
     assert parsed.value("constraints") is parsed.value("seeds") is None
 
 

@@ -73,7 +73,7 @@ class Parser(HfArgumentParser):
             value = getattr(value, "value", value)
             value = value.tolist() if hasattr(value, "tolist") else value  # numpy's and torch's
             if name in several:
-                value = value.split(",") if isinstance(value, str) else value
+                value = re.split(r"\s*,\s*", value) if isinstance(value, str) else value
                 value = value if isinstance(value, Iterable) else [value]
                 words += [f"--{name}", *map(str, value)]
             else:
