@@ -9,6 +9,8 @@ import pytest
 from report_examples import write_run
 from run_files import contents, run
 
+from hamu.unlearning import jobs
+
 
 def page_of(*words):
     """The page of run/, after the command has succeeded."""
@@ -109,6 +111,12 @@ def test_a_link_in_place_of_the_page_stays_and_leads_to_it(tmp_path):
         assert run(f"report {tmp_path}/run --no_models --output {link}") == 0
         assert link.is_symlink()
         assert "What was gained" in (tmp_path / "shared/page.html").read_text()
+
+
+def test_one_run_is_named_with_or_without_a_list(tmp_path):
+    write_run(tmp_path / "run")
+    for named in (tmp_path / "run", f"{tmp_path}/run", [tmp_path / "run"]):
+        assert jobs.report(named, no_models=True) == tmp_path / "run/report.html"
 
 
 def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):

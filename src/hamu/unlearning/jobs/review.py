@@ -44,7 +44,7 @@ _EMBEDDED = 500  # images of each set
 
 
 def report(
-    runs: Sequence[str | Path],
+    runs: str | Path | Sequence[str | Path],
     *,
     output: str | None = None,
     contents: bool = False,
@@ -80,7 +80,8 @@ def report(
     if samples < 1 or answers < 0:
         raise HamuError(f"samples {samples} must be at least 1, and answers {answers} at least 0")
     console = console or silent()
-    named, found = [Path(name) for name in runs], list[Run]()
+    several = [runs] if isinstance(runs, str | Path) else runs
+    named, found = [Path(name).expanduser() for name in several], list[Run]()
     folders = dict.fromkeys(folder for place in named for folder in run_folders(place))
     target = _target(output, named)
     for folder in folders:
