@@ -138,7 +138,7 @@ def _check_attacks(asked: CompareOptions, args: UnlearnConfig, attacks: AttackSe
     if attacks.attacks and (asked.at is None or schedule != "constant"):
         raise HamuError(
             f"attacks {attacks.attacks} are on the state at a loss, to which a run is repeated: "
-            f"give --at, and leave --lr_scheduler_type {schedule} at constant"
+            "give --at, and leave --lr_scheduler_type at constant"
         )
 
 
