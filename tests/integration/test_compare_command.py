@@ -133,6 +133,9 @@ def test_a_run_with_other_settings_is_named_and_replaced_only_on_request(compare
     assert code == 2
     assert err.startswith(f"hamu compare: runs/{FT}/evaluation.json is damaged: ")
     assert err.endswith(f"; remove runs/{FT} and give the same command again\n")
+    damaged.unlink()
+    assert "2 runs, 1 of them finished before" in compare(*grid, *absolute)[1]
+    assert damaged.is_file()
 
 
 def test_lists_come_from_a_file_too_and_seeds_have_means(compare, tmp_path):

@@ -410,7 +410,7 @@ class Runs:
         output = {**self.options, "output_dir": str(place)}
         if (place / CONFIG).is_file():
             difference = self._difference(place, plan)
-            if difference is None and (place / RECORD).is_file():
+            if difference is None and all((place / n).is_file() for n in (EVALUATION, RECORD)):
                 return None
             if difference is None:
                 return Call(plan.name, "unlearn", {"resume": True, **output})
