@@ -322,6 +322,18 @@ def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):
     assert asked == ["owner/name"]
 
 
+def test_a_model_of_the_hub_that_is_out_of_reach_speaks_against_no_record(
+    texts, verify, monkeypatch
+):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    rewritten("run/config.yaml", lambda text: re.sub("(?m)^model:.*", "model: hub:no/model", text))
+    found = verify("--hub hub:no/model")[1]
+    assert found[CHANGE][0] == "cannot be checked"
+    assert found[CHANGE][1].startswith("the model hub:no/model cannot be loaded: ")
+    agree = "record.json and config.yaml agree on the settings given"
+    assert wrong(found) == {is_as_left("config.yaml"), agree}
+
+
 def test_the_docs_compute_the_same_digests_without_this_package(finished_images, finished_texts):
     names = {}
     [code] = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)

@@ -94,6 +94,8 @@ def _finding(
         return Finding(statement, None, str(error))
     except HamuError as error:
         wrong = str(error)
+        if files.HUB in wrong and isinstance(error.__cause__, OSError):  # it is out of reach
+            return Finding(statement, None, wrong)
     return Finding(statement, not wrong, wrong)
 
 
