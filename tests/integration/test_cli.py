@@ -268,6 +268,7 @@ def test_a_dry_run_on_images_counts_what_the_run_would_have(done, tmp_path, save
     def plan(line):
         out = done(f"{line} --dry_run")
         assert list(tmp_path.iterdir()) == []
+        assert "--gradient_accumulation_steps, --gradient_checkpointing" in out
         assert f"{parameters:,}" in out
         rows = dict(re.findall(r"([a-z][a-z:, ]*?) ([\d.,]+)", out))
         return {name: float(value.replace(",", "")) for name, value in rows.items()}

@@ -78,9 +78,10 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     for name, size in (memory | {"sum, on each device": sum(memory.values())}).items():
         written = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
         rows.append((f"memory: {name}", written))
+    shorter = ", --max_length" if isinstance(task, TextTask) else ""
     note = (
         f"Activations are those of {batch} {most}. Smaller: --per_device_train_batch_size with "
-        f"--gradient_accumulation_steps, --max_length, --gradient_checkpointing"
+        f"--gradient_accumulation_steps{shorter}, --gradient_checkpointing"
     )
     return RunPlan(tuple(rows), note)
 
