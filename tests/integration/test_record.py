@@ -334,6 +334,13 @@ def test_a_model_of_the_hub_that_is_out_of_reach_speaks_against_no_record(
     assert wrong(found) == {is_as_left("config.yaml"), agree}
 
 
+def test_a_saved_adapter_that_another_device_measured_was_in_half_precision(texts):
+    rewritten("run/config.yaml", lambda text: text.replace("lora: true\n", ""))
+    assert NamedSources(Path("run")).precision() == "float32"
+    changed("record", "environment", "device", by=lambda _: "xpu")
+    assert NamedSources(Path("run")).precision() == "half precision"
+
+
 def test_the_docs_compute_the_same_digests_without_this_package(finished_images, finished_texts):
     names = {}
     [code] = re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)

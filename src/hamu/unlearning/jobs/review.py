@@ -317,8 +317,9 @@ class NamedSources:
     def precision(self) -> str:
         """The lower precision of the run's evaluations and these: a key of `verify.TOLERANCE`."""
         is_full = not self.task.evaluates_in_half() and self.task.dtype() == "float32"
-        device = read_record(self._run)[0]["environment"]["device"]
-        if device != self.args.device.type and self.task.run.lora:  # bfloat16 by default on a GPU
+        record, device = read_record(self._run)[0], self.args.device.type
+        has_adapter = record["settings"].get("lora")  # bfloat16 by default on a GPU
+        if has_adapter and record["environment"]["device"] != device:
             is_full &= self.task.run.model_dtype == "float32"
         return "float32" if is_full else "half precision"
 
