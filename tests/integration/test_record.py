@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -322,14 +323,20 @@ def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):
     assert asked == ["owner/name"]
 
 
-def test_a_model_of_the_hub_that_is_out_of_reach_speaks_against_no_record(
-    texts, verify, monkeypatch
+@pytest.mark.parametrize(("setting", "why"), [
+    ("model: hub:no/model", "the model hub:no/model cannot be loaded: "),
+    ("load_in_4bit: true", "4-bit weights need bitsandbytes: "),
+])  # fmt: skip
+def test_a_hub_or_a_library_that_is_not_here_speaks_against_no_record(
+    texts, verify, monkeypatch, setting, why
 ):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    rewritten("run/config.yaml", lambda text: re.sub("(?m)^model:.*", "model: hub:no/model", text))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    name = setting.partition(":")[0]
+    rewritten("run/config.yaml", lambda text: re.sub(f"(?m)^{name}:.*\n", "", text) + setting)
     found = verify("--hub hub:no/model")[1]
     assert found[CHANGE][0] == "cannot be checked"
-    assert found[CHANGE][1].startswith("the model hub:no/model cannot be loaded: ")
+    assert found[CHANGE][1].startswith(why)
     agree = "record.json and config.yaml agree on the settings given"
     assert wrong(found) == {is_as_left("config.yaml"), agree}
 

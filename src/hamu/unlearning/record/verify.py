@@ -93,8 +93,9 @@ def _finding(
     except Unavailable as error:
         return Finding(statement, None, str(error))
     except HamuError as error:
-        wrong = str(error)
-        if files.HUB in wrong and isinstance(error.__cause__, OSError):  # it is out of reach
+        wrong, cause = str(error), error.__cause__
+        is_out_of_reach = files.HUB in wrong and isinstance(cause, OSError)
+        if is_out_of_reach or isinstance(cause, ImportError):  # of a library that is not here
             return Finding(statement, None, wrong)
     return Finding(statement, not wrong, wrong)
 
