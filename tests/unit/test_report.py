@@ -509,6 +509,16 @@ def test_the_picture_of_attacks_has_means_and_bands_of_each_model(drawn, tmp_pat
     assert [one.get_text() for one in rounded.get_xticklabels()] == ["as saved", "4 bits"]
 
 
+def test_the_labels_of_attacks_on_texts_fit_into_their_picture(drawn, tmp_path):
+    found = {RELEARN_RETAIN: {UNLEARNED: Outcome((0, 5), {"loss": ((1.0,), (0.5,))}, (0.9,))}}
+    result = AttackResult("text", found, {"forget": 9, "measured": 9})
+    pictures.plot_attacks(result, tmp_path / "attack.png")
+    drawn[0].set_dpi(150)
+    drawn[0].canvas.draw()
+    label = drawn[0].axes[0].yaxis.label.get_window_extent()
+    assert 0 < label.y0 < label.y1 < drawn[0].bbox.height
+
+
 def test_tables_keep_whole_headings_on_eighty_columns_and_explain_what_they_show():
     sets = {"records": 400, "loss": 1.723, "accuracy": 0.616, "probability": 0.29}
     report = {"retain": sets, "forget": sets, "test": sets}

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -218,7 +219,7 @@ def plot_attacks(result: attacks.AttackResult, path: Path) -> None:
             if not relearns:
                 axes.set_xticks(xs, strengths(attack, outcome))
         across = "steps of fine-tuning" if relearns else ""
-        axes.set(title=attack, xlabel=across, ylabel=measured.label)
+        axes.set(title=attack, xlabel=across, ylabel=fill(measured.label, 40))
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9)
     save_figure(figure, path)
