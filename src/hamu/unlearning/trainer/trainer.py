@@ -70,7 +70,10 @@ _REMEDIES = {
     "out of range": "; lower the constraint, or give the radius as a number",
 }
 _PARTS = ("goal_run", "pair", "watch")  # the controller sets the demand of the pair
-_SAVED = ("steps_taken", "steps_skipped", "skips_in_a_row", "stop", "start_predictions")
+_SAVED = (
+    *("steps_taken", "steps_skipped", "skips_in_a_row", "skip_reason"),
+    *("stop", "start_predictions"),
+)
 
 
 class UnlearnTrainer(ResumableTrainer):
@@ -279,7 +282,6 @@ class UnlearnTrainer(ResumableTrainer):
         parts = {name: getattr(self, name).state_dict() for name in _PARTS}
         own = {name: getattr(self, name) for name in _SAVED}
         own["accumulation"] = self.args.gradient_accumulation_steps
-        own["skip_reason"] = self.skip_reason
         return super().run_state() | own | parts
 
     def load_run_state(self, state: dict[str, Any]) -> None:
@@ -300,7 +302,6 @@ class UnlearnTrainer(ResumableTrainer):
             getattr(self, name).load_state_dict(state[name])
         for name in _SAVED:
             setattr(self, name, state[name])
-        self.skip_reason = state.get("skip_reason", "")  # older checkpoints lack it
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
