@@ -65,7 +65,8 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
         assert figures["against_retain_model"].keys() == figures["sets"].keys()
         for name, found in figures["sets"].items():
             for key in ("loss", "accuracy"):
-                low, high = found[f"{key}_interval"]
+                # All of a set may be right, which has no spread.
+                low, high = found[f"{key}_interval"] or 2 * [found[key]]
                 assert low <= found[key] == measured[name][key] <= high
         assert goal[role]["records"] == measured["forget"]["samples"]
         assert all(one.keys() == {"loss", "target"} for one in goal[role]["worst"])

@@ -172,7 +172,8 @@ def intervals(
 
     With `before`, of another model on the same records, of the change since: a record's difficulty
     cancels in the difference. The tokens of a text depend on each other, so each draw takes a text
-    as a whole. A figure that is not finite, or over fewer than two records, has no interval.
+    as a whole. A figure that is not finite, over fewer than two records, or the same in every draw
+    (5 of 5 right) has no interval.
     """
     columns = _per_record(predictions)
     if before is not None:
@@ -188,7 +189,8 @@ def intervals(
     draws = (rng.integers(records, size=records) for _ in range(_REPLICATES))
     totals = np.stack([pairs @ np.bincount(draw, minlength=records) for draw in draws])
     ends = np.quantile(totals[..., 0] / totals[..., 1], _LEVELS, axis=0)
-    return {name: (low, high) for name, (low, high) in zip(finite, ends.T.tolist(), strict=True)}
+    found = zip(finite, ends.T.tolist(), strict=True)
+    return {name: (low, high) for name, (low, high) in found if low < high}
 
 
 def _per_record(predictions: Predictions | TokenPredictions) -> dict[str, NDArray[Any]]:
