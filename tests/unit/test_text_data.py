@@ -246,6 +246,26 @@ def test_a_conversation_is_written_by_the_chat_template(ends, tokenizer, tmp_pat
     assert answer == "ho" + tokenizer.eos_token
 
 
+def test_an_empty_thought_of_the_template_belongs_to_the_prompt_and_a_full_one_to_the_answer(
+    tokenizer, tmp_path, monkeypatch
+):
+    thinking = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
+        "<think>{{ m.thought or '' }}</think>\n\n{% endif %}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>"
+        "{% if enable_thinking is false %}<think></think>\n\n{% endif %}{% endif %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", thinking)
+    thoughtful = [DIALOGUE[0], DIALOGUE[1] | {"thought": "hm"}]
+    rows = [{"messages": messages} for messages in (DIALOGUE, thoughtful)]
+    data = encode(read_text(saved(tmp_path / "a.jsonl", rows)), tokenizer)
+    prompts = [tokenizer.decode(data.prompt(i)) for i in range(2)]
+    assert [one.removeprefix("<user>hi<assistant>") for one in prompts] == [
+        "<think></think>\n\n",
+        "",
+    ]
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [

@@ -496,8 +496,11 @@ def _as_text(record: TextRecord, tokenizer: PreTrainedTokenizerBase, where: str)
         template = _DATE + tokenizer.get_chat_template()
         write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
         messages = [dict(message) for message in record.messages]
-        before = str(write(messages[:-1], add_generation_prompt=True))
         whole = str(write(messages))
+        begin = partial(write, messages[:-1], add_generation_prompt=True)
+        # an empty thought that the template writes before the answer is no part of it
+        before = str(begin(enable_thinking=False))
+        before = before if whole.startswith(before) else str(begin())
         if not whole.startswith(before):
             raise ValueError("it changes what comes before the answer; give prompt and completion")
     return before, whole[len(before) :]
