@@ -89,8 +89,16 @@ def test_every_format_gives_the_same_records_whatever_the_case_of_its_ending(suf
         ({"prompt": "a", "completion": " b"}, "a", " b"),
         ({"prompt": "", "completion": " b"}, "", " b"),
         ({"text": "all of it"}, "", "all of it"),
-        ({"instruction": "Add.", "input": "1 and 2", "output": "3"}, "Add.\n1 and 2", "3"),
-        ({"instruction": "Greet.", "input": None, "output": "Hello"}, "Greet.", "Hello"),
+        (
+            {"instruction": "Add.", "input": "1 and 2", "output": "3"},
+            "Question: Add.\n1 and 2\nAnswer:",
+            " 3",
+        ),
+        (
+            {"instruction": "Greet.", "input": None, "output": "Hello"},
+            "Question: Greet.\nAnswer:",
+            " Hello",
+        ),
         ({"messages": DIALOGUE}, "hi", "ho"),
     ],
 )

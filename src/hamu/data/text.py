@@ -176,7 +176,8 @@ def read_text(
         source: a .jsonl, .json (a list, or a record per line), .csv or .parquet file, a folder that
             holds train and test as such files, "miniature" (bundled), or "hub:OWNER/NAME".
         split: "train" or "test", for sources that have both.
-        question_template: turns a question into a prompt; has "{question}" in it.
+        question_template: turns a question, or an instruction with its input, into a prompt; has
+            "{question}" in it.
         answer_prefix: stands between prompt and answer, and belongs to the answer.
         prompt_column, answer_column: names of the columns, if they are not the usual ones; the
             answer's is "none" for plain text.
@@ -193,7 +194,7 @@ def read_text(
     columns = list(rows[0]) if isinstance(rows[0], dict) else []
     prompt, answer = _chosen_columns(columns, source, prompt_column, answer_column)
     template, prefix = _BARE, ""
-    if prompt == "question" or (prompt and prompt_column is not None):
+    if prompt in ("question", "instruction") or (prompt and prompt_column is not None):
         template, prefix = question_template, answer_prefix
     records = tuple(
         _record(row, prompt, answer, template, prefix, f"row {number} of {source}")
