@@ -195,8 +195,9 @@ def test_answers_begin_behind_the_prompt_and_words_are_counted_in_any_script(tex
     tokenizer = new_tokenizer(["no merges"], 260)
     for text, start in zip(texts, ("eins zwei", "我们"), strict=True):
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
-        given = tokenizer.decode(tokens[: _after(tokenizer, tokens, 0, 2)])
+        given = tokenizer.decode(tokens[: _after(tokenizer, tokens, 0, 2, {})])
         assert given.rstrip(" \ufffd") == start  # maybe with the first bytes of the next character
+    assert _after(tokenizer, [*tokens, 5], 0, 99, {5}) == len(tokens) - 1, "the end is no token"
 
 
 def result_of(kind, **curves):

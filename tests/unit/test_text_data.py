@@ -254,6 +254,24 @@ def test_a_conversation_is_written_by_the_chat_template(ends, tokenizer, tmp_pat
     assert answer == "ho" + tokenizer.eos_token
 
 
+def test_a_template_that_has_an_end_of_its_own_needs_no_other(tokenizer, tmp_path, monkeypatch):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
+    (turn,) = tokenizer("<|turn|>")["input_ids"]
+    written = "{% for m in messages %}{{ m.content }}<|turn|>\n{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", written)
+    data = encode(read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}])), tokenizer)
+    assert data.tokens[0].tolist() == tokenizer("hi<|turn|>\nho<|turn|>")["input_ids"]
+    assert data.ends == {turn}
+    listed = DIALOGUE[1] | {"content": "a <|turn|> b"}
+    monkeypatch.setattr(tokenizer, "chat_template", written.replace("<|turn|>", ""))
+    data = encode(
+        read_text(saved(tmp_path / "b.jsonl", [{"messages": [DIALOGUE[0], listed]}])), tokenizer
+    )
+    assert tokenizer.decode(data.tokens[0]).startswith("hi\na <|turn|> b\n")
+    assert data.ends == {tokenizer.eos_token_id}
+
+
 def test_an_empty_thought_of_the_template_belongs_to_the_prompt_and_a_full_one_to_the_answer(
     tokenizer, tmp_path, monkeypatch
 ):

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import zlib
+from dataclasses import replace
 from statistics import fmean as mean
 
 import pytest
@@ -224,6 +225,8 @@ def test_answers_match_decoding_one_by_one_whatever_the_batch(model, tokenizer):
     assert generate_answers(model, tokenizer, data, max_new_tokens=3) == short != slow
     assert len({len(data.prompt(i)) for i in range(len(data))}) > 3
     assert any(len(tokenizer(s)["input_ids"]) < 36 for s in slow), "some end by themselves"
+    ending = replace(data, ends=frozenset(range(len(tokenizer))))
+    assert {*generate_answers(model, tokenizer, ending)} == {""}, "ends of the data count too"
     assert all(s == s.strip() and "<|" not in s for s in slow)
 
 

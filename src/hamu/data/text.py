@@ -371,6 +371,7 @@ class TextData(Dataset[dict[str, Tensor]]):
         scored_from: for each record the place of the first token that counts for the loss.
         truncated: the number of records that were cut to the maximal length.
         alternatives: the same records with their other answers, where an objective needs them.
+        ends: tokens that end a record.
     """
 
     texts: TextRecords
@@ -378,6 +379,7 @@ class TextData(Dataset[dict[str, Tensor]]):
     scored_from: tuple[int, ...]
     truncated: int = 0
     alternatives: TextData | None = None
+    ends: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -416,7 +418,8 @@ def encode(
 ) -> TextData:
     """Turn records into tokens; the end-of-sequence token follows the answer.
 
-    Prompt and answer are tokenized as one text, which is cut where the answer begins.
+    Prompt and answer are tokenized as one text, which is cut where the answer begins. Where a chat
+    template ends the answer with another special token, that one alone follows it.
 
     Args:
         texts: the records.
@@ -426,16 +429,13 @@ def encode(
     """
     if loss_on not in ("answer", "all"):
         raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")
-    eos = tokenizer.eos_token_id
-    end = [] if eos is None else [eos]
     pairs = _prompts_and_answers(texts, tokenizer)
-    tokens, starts, truncated = [], [], 0
+    tokens, starts, ends, truncated = [], [], set[int](), 0
+    special = {n for n, token in tokenizer.added_tokens_decoder.items() if token.special}
     rows = zip(texts.rows.tolist(), texts.records, pairs, strict=True)
     for row, record, (prompt, answer) in rows:
-        if eos in answer and record.messages:  # a template writes its end, and more behind it
-            answer = answer[: len(answer) - 1 - answer[::-1].index(eos)]
-        elif end and answer[-1:] == end:
-            answer = answer[:-1]  # it has one already
+        answer, end = _without_end(answer, tokenizer, special if record.messages else None)
+        ends.update(end)
         ids = [*prompt, *answer, *end]
         truncated += len(ids) > max_length
         if not answer:
@@ -448,7 +448,24 @@ def encode(
             )
         tokens.append(torch.tensor(ids[:max_length], dtype=torch.int32))
         starts.append(len(prompt) if loss_on == "answer" else 1)
-    return TextData(texts, tuple(tokens), tuple(starts), truncated)
+    return TextData(texts, tuple(tokens), tuple(starts), truncated, ends=frozenset(ends))
+
+
+def _without_end(
+    answer: list[int], tokenizer: PreTrainedTokenizerBase, special: set[int] | None
+) -> tuple[list[int], list[int]]:
+    """Divide an answer from its end, a token or none.
+
+    A chat template writes one of the special tokens, and maybe more behind it.
+    """
+    eos = tokenizer.eos_token_id
+    end = [] if eos is None else [eos]
+    if special is None:
+        return (answer[:-1] if end and answer[-1:] == end else answer), end
+    ends = {eos} if eos in answer else special
+    place = max((n for n, token in enumerate(answer) if token in ends), default=len(answer))
+    is_last = eos in answer or not str(tokenizer.decode(answer[place + 1 :])).strip()
+    return (answer[:place], answer[place : place + 1] or end) if is_last else (answer, end)
 
 
 def _prompts_and_answers(

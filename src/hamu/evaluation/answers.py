@@ -58,7 +58,7 @@ def generate_answers(
         )
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     named = named if isinstance(named, list) else [named]  # a chat model has several
-    ends = sorted({token for token in (tokenizer.eos_token_id, *named) if token is not None})
+    ends = sorted({tokenizer.eos_token_id, *named, *data.ends} - {None})
     pad = ends[0] if ends else 0  # a tokenizer's own may have no embedding in the model
     longest = longest_text(model) or math.inf
     room = [int(min(max_new_tokens, max(1, longest - n))) for n in lengths]

@@ -3,7 +3,7 @@
 Fine-tuning, quantization, prefilled and repeated prompts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import comb
@@ -533,7 +533,10 @@ def _fine_tune(
 def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Tensor:
     """ROUGE-L of greedy answers after the first words of the right ones, but for the last token."""
     pairs = zip(records.tokens, records.scored_from, strict=True)
-    starts = [_after(data.tokenizer, tokens.tolist(), start, words) for tokens, start in pairs]
+    starts = [
+        _after(data.tokenizer, tokens.tolist(), start, words, records.ends)
+        for tokens, start in pairs
+    ]
     return _answered(model, data, replace(records, scored_from=tuple(starts)))
 
 
@@ -559,9 +562,9 @@ def _has_prompts(data: TextData) -> bool:
     return all(record.prompt or record.messages for record in data.texts.records)
 
 
-def _after(tokenizer: Any, tokens: list[int], start: int, words: int) -> int:
+def _after(tokenizer: Any, tokens: list[int], start: int, words: int, ends: Collection[int]) -> int:
     """Position behind the first words of an answer, in front of its last token."""
-    last = len(tokens) - (2 if tokens[-1] == tokenizer.eos_token_id else 1)
+    last = len(tokens) - (2 if tokens[-1] in ends else 1)
     end = start
     while (
         words and end < last and len(words_of(tokenizer.decode(tokens[start : end + 1]))) <= words
