@@ -198,7 +198,11 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
     # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen
     if not is_of_hub(source) and not (Path(where) / ADAPTER_WEIGHTS).is_file():
         raise no_safetensors(f"the adapter {source}")
-    with reading(f"the adapter {source} cannot be loaded"):
+    remedy = (
+        "; if tokens were added before it was trained, resize the embeddings of its base model too "
+        "(resize_token_embeddings), save that, and name it with --base_model"
+    )
+    with reading(f"the adapter {source} cannot be loaded", remedy):
         model = PeftModel.from_pretrained(model, where, is_trainable=True)
         own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
         saved = load_peft_weights(where).keys()
