@@ -310,13 +310,18 @@ def test_merged_on_disk_is_the_model_with_its_adapter(settings, is_tied, tmp_pat
     assert whole.config.tie_word_embeddings == is_tied
 
 
+@pytest.mark.parametrize("is_saved_so", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "gpt"])
 @pytest.mark.filterwarnings("error:.*(base_model_name_or_path|fan_in_fan_out)")
-def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly_and_silently(kind, tmp_path):
+def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly_and_silently(kind, is_saved_so, tmp_path):
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     of_kind(kind).save_pretrained(tmp_path / "base")
     adapter, base = AdapterSettings(rank=2), str(tmp_path / "base")
+    if is_saved_so:
+        packed = load_language_model(base, dtype="4bit")
+        base = str(tmp_path / "packed")
+        packed.save_pretrained(base)
     model = load_language_model(base, adapter=adapter, dtype="4bit").eval()
     before, separate = predicted(model), moved(model)
     save_model(merged(model), tmp_path)

@@ -316,6 +316,7 @@ def _dequantized(model: Any) -> Any:
     packed = model.unload()
     kinds = {name: getattr(layer, "source_cls", None) for name, layer in packed.named_modules()}
     plain = packed.dequantize()
+    plain._weight_conversions = None  # of a base saved in 4 bits: how to unpack, with no way back
     for name in [name for name, kind in kinds.items() if kind is Conv1D]:  # packed transposed
         linear = plain.get_submodule(name)
         layer = Conv1D(linear.out_features, linear.in_features)
