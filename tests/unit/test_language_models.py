@@ -145,6 +145,13 @@ def test_the_tokenizer_of_an_adapter_lies_beside_it_or_beside_its_base(monkeypat
         load_tokenizer("hub:owner/adapter")
 
 
+@pytest.mark.parametrize("kind", ["GPT2Config", "Qwen2Config", "GemmaConfig"])
+def test_a_model_without_tokenizer_is_named(kind, tmp_path):
+    getattr(transformers, kind)().save_pretrained(tmp_path)
+    with pytest.raises(HamuError, match=r"tokenizer of .* cannot be loaded: .*--tokenizer takes"):
+        load_tokenizer(str(tmp_path))
+
+
 def test_a_damaged_tokenizer_of_an_adapter_is_not_replaced(monkeypatch, tmp_path, tokenizer):
     adapter, base = (str(tmp_path / name) for name in ("adapter", "base"))
     tokenizer.save_pretrained(base)

@@ -102,7 +102,9 @@ def load_tokenizer(
                 local_files_only=not is_of_hub(source),
                 trust_remote_code=trust_remote_code,
             )
-            tokenizer("Does it work?")
+            found = tokenizer("Does it work?", add_special_tokens=False)["input_ids"]
+            if {*found} <= {tokenizer.unk_token_id}:
+                raise ValueError("its vocabulary is missing")  # some types load all the same
     except HamuError:
         base = base_of(source, base_model)
         if base in (None, source) or any((Path(source) / one).is_file() for one in _TOKENIZERS):
