@@ -104,7 +104,7 @@ def test_data_fit_the_model_or_an_error_names_both(tmp_path, config, classes, me
 
 def test_a_model_that_cannot_be_trained_or_take_the_images_is_an_error(tmp_path):
     model = small_vision_transformer(image_size=16, num_channels=1, num_labels=10)
-    for said, remedy in ((16, 16), (8, "N")):  # the images have 8 x 8 pixels
+    for said, remedy in ((16, 16), ([16, 16], 16), (8, "N")):  # the images have 8 x 8 pixels
         model.config.image_size = said
         message = rf"images of digits, \(1, 8, 8\): .*; give --image_size {remedy} to"
         with pytest.raises(HamuError, match=message):

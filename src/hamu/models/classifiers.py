@@ -322,6 +322,7 @@ def check_fits(model: nn.Module, data: ImageData) -> None:
     _check_names(_by_number(names), data.classes)
     device = next(model.parameters()).device
     shape = tuple(data.pixels.shape[1:])
+    size = max(size) if isinstance(size, Sequence) else size
     remedy = f"; give --image_size {size if size and size != shape[-1] else 'N'} to resize them"
     with (
         reading(f"the model cannot take the images of {data.source}, {shape}", remedy),
