@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 from run_files import contents, read_rows, report_in
 from small_models import small_vision_transformer
-from transformers import pipeline
+from transformers import DeiTConfig, DeiTForImageClassificationWithTeacher, pipeline
 
 from hamu.cli import main
 from hamu.data import pixel_statistics, read_images
@@ -245,6 +245,23 @@ def test_an_image_processor_that_makes_other_images_is_refused_or_named(sh, colo
         assert found == code
         assert said in out + err
         assert (out + err).count("the image processor of") == bool(said)
+
+
+def test_a_classifier_with_another_loss_or_none_is_trained_by_cross_entropy(done, tmp_path):
+    few = {"num_channels": 1, "num_labels": 10}
+    vit = small_vision_transformer(**few)
+    deit = DeiTForImageClassificationWithTeacher(DeiTConfig(**vit.config.to_dict() | few))
+    losses = []
+    for kind, model in ((None, vit), ("multi_label_classification", vit), (None, deit)):
+        model.config.problem_type = kind
+        model.save_pretrained("start")
+        job = (
+            "train --data digits --model start --learning_rate 0.1 --gradient_accumulation_steps 2"
+        )
+        done(f"{job} --eval_strategy epoch --num_train_epochs 1 --output_dir trained --overwrite")
+        losses.append(report_in(tmp_path / "trained")["train_loss"])
+    assert losses[0] == losses[1]
+    assert losses[2] < 2.3, "that of guessing"
 
 
 def test_a_model_without_statistics_takes_those_of_all_training_data(sh, done, coloured, tmp_path):

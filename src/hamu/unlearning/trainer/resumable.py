@@ -19,13 +19,15 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Sampler
 from transformers import (
     EvalPrediction,
@@ -39,6 +41,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
 from hamu.core.distributed import all_reduced, barrier, from_main, is_main, is_sharded, world_size
+from hamu.core.forward import logits_of
 from hamu.data import collate
 from hamu.errors import HamuError, reading
 from hamu.evaluation.predictions import Predictions, TokenPredictions
@@ -63,6 +66,7 @@ _logger = logging.getLogger(__name__)
 # Settings that a resumed run keeps; the jobs compare all of config.yaml
 _DECIDING = ("seed", "data_seed", "optim", "learning_rate", "lr_scheduler_type", "forget_objective")
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.pt"
+_ONE_LABEL = "single_label_classification"
 _EACH_MAY_BE_BEST = (SaveStrategy.NO, SaveStrategy.BEST)
 _CLASSES: list[Any] = [Predictions, TokenPredictions, StopReason]  # in a run's state
 
@@ -488,7 +492,7 @@ def train_original(
     """Train a classifier or a language model by cross-entropy, in place; returns it.
 
     Args:
-        model: its forward returns a loss when given labels.
+        model: a language model's forward returns a loss when given labels.
         data: items with labels, e.g. `ImageData` or `TextData`.
         args: the settings; with disable_tqdm nothing is printed.
         callbacks: transformers callbacks.
@@ -513,12 +517,14 @@ def train_original(
             args.metric_for_best_model, ["loss"] if of_texts else ["loss", "accuracy"]
         )
     args.prediction_loss_only = of_texts  # all tokens' logits would not fit in memory
+    args.label_names = ["labels"]  # also of a classifier whose forward takes none
     trainer = ResumableTrainer(
         model,
         args,
         data_collator=collate,
         train_dataset=data,
         eval_dataset=eval_data,
+        compute_loss_func=None if of_texts else _loss_for(model, args.label_smoothing_factor),
         compute_metrics=None if of_texts else _accuracy,
         callbacks=callbacks,
     )
@@ -535,6 +541,20 @@ def check_finite(what: str, broken: str | None, rate: float) -> None:
     """Refuse what has come out of a run if something in it, named `broken`, is not finite."""
     if broken is not None:
         raise HamuError(f"{what} diverged: {broken} is not finite; lower --learning_rate {rate}")
+
+
+def _loss_for(model: Any, smoothing: float) -> Callable[..., Tensor] | None:
+    """Cross-entropy for a classifier that has another loss or none; None if it has this one."""
+    kind = getattr(getattr(model, "config", None), "problem_type", None)
+    if "labels" in signature(model.forward).parameters and kind in (None, _ONE_LABEL):
+        return None
+
+    def loss(output: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        logits, count = logits_of(output).float(), num_items_in_batch
+        total = cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+        return total / (len(labels) if count is None else count)
+
+    return loss
 
 
 def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
