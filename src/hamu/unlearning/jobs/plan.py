@@ -32,6 +32,7 @@ from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.jobs.tasks import Task, TextTask, choose_task
 from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.resumable import set_up_layers
 
 # Published shapes of models that recipes name, so that a plan needs no look at the hub; all that
 # is not named is the default of transformers.
@@ -79,9 +80,11 @@ def plan(settings: Settings, console: Console) -> RunPlan:
         written = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
         rows.append((f"memory: {name}", written))
     shorter = ", --max_length" if isinstance(task, TextTask) else ""
+    if net.supports_gradient_checkpointing:
+        shorter += ", --gradient_checkpointing"
     note = (
         f"Activations are those of {batch} {most}. Smaller: --per_device_train_batch_size with "
-        f"--gradient_accumulation_steps{shorter}, --gradient_checkpointing"
+        f"--gradient_accumulation_steps{shorter}"
     )
     return RunPlan(tuple(rows), note)
 
@@ -138,9 +141,11 @@ def _of_images(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], 
     args, source = task.args, task.run.model
     is_loaded, first = isinstance(args, UnlearnConfig), next(iter(sets.values()))
     model = task.start_model(source) if is_loaded else task.new_model(source, first)
+    set_up_layers(model, args, channels_last=False)
     image = task.fitted(model, *sets.values(), None)[0][0]["pixel_values"]
     kept = kept_for_backward(model, {"pixel_values": image[None]})
-    return model, {"activations": args.per_device_train_batch_size * kept}, "images"
+    counted = "images" + ", none recomputed" * args.gradient_checkpointing
+    return model, {"activations": args.per_device_train_batch_size * kept}, counted
 
 
 def meta_model(
