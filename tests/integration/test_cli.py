@@ -82,6 +82,10 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path, few_digits):
     (tmp_path / "theirs/inputs.json").write_text("[]")  # a file of another program
     check = check.replace("original/model", "theirs/model")
     assert "was trained on other" not in done(f"{check} --output_dir of_theirs")
+    further = f"train {recipe} --num_train_epochs 1 --without_forget --output_dir further/run"
+    assert "warning: original/model was trained on other" in done(
+        f"{further} --model original/model"
+    )
     assert "membership accuracy" in out
     again = report_in(tmp_path / "check")["forget"]
     assert again["loss"] == pytest.approx(after["forget"]["loss"], rel=1e-5)

@@ -200,18 +200,23 @@ class Task(ABC):
         source, wrong = self.run.retain_model, ""
         if source is None:
             return
-        folder, named = Path(source).parent, self.named_models().items()
+        named = self.named_models().items()
         others = {Path(name).resolve() for role, name in named if role != "retain"}
-        if all((folder / name).is_file() for name in (CONFIG, INPUTS)):  # a run of ours
-            trained = read_inputs(folder).get("training set")
-            retain = set_entries("retain", problem.retain)["retain set"]
-            if digests_in(trained) != digests_in(retain):
-                wrong = "was trained on other records than the retain set, by its inputs.json: "
-                wrong += "comparisons with it may not hold"
+        if self.trained_on_others(source, problem):
+            wrong = "was trained on other records than the retain set, by its inputs.json: "
+            wrong += "comparisons with it may not hold"
         if Path(source).resolve() in others:
             wrong = "is also one of the models that are compared with it: no comparison holds"
         if wrong:
             self.tell(f"warning: the retain model {source} {wrong}")
+
+    def trained_on_others(self, source: str, problem: Problem) -> bool:
+        """True for a model that a run of ours did not train on the retain set."""
+        folder = Path(source).parent
+        if not all((folder / name).is_file() for name in (CONFIG, INPUTS)):
+            return False
+        retain = set_entries("retain", problem.retain)["retain set"]
+        return digests_in(read_inputs(folder).get("training set")) != digests_in(retain)
 
     def problem(self) -> Problem:
         """Read the training and test data and divide them as the options say.

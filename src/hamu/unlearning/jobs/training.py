@@ -113,6 +113,11 @@ def _train(task: Task, folder: RunFolder) -> Trained:
         problem = task.problem()
         data, test = problem.retain, problem.test
         more = f", {len(problem.forget)} left out ({problem.forget_name})"
+        if start is not None and task.trained_on_others(start, problem):
+            task.tell(
+                f"warning: {start} was trained on other records than the retain set, by its "
+                f"inputs.json; if those left out are among them, start from the model before that"
+            )
     else:
         data, test = task.train_and_test()
         more = f" of {data.source}"
