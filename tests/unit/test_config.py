@@ -54,7 +54,7 @@ def test_training_and_unlearning_refuse(settings, message):
         (GOAL | {"goal": "loss", "target_forget_loss": None}, "the goal loss needs --target"),
         (GOAL | {"target_share": 1.5}, "target_share 1.5 must be a share in (0, 1]"),
         (GOAL | {"lr_scheduler_type": "cosin"}, "lr_scheduler_type 'cosin' is unknown; did"),
-        (GOAL | {"method": "gdiff"}, "method gdiff does not go with --auto; leave it out"),
+        (GOAL | {"method": "gdiff"}, "method gdiff does not go with a run by goal"),
         (LASTING | {"forget_objective": "npo"}, "forget_objective npo does not go with --lasting"),
         (LASTING | {"method": "ga"}, "lasting looks ahead with both gradients, but ga has one"),
         ({"lookahead_steps": 20}, "lookahead_steps has no effect without --lasting; add it, or"),

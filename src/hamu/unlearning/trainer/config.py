@@ -327,7 +327,8 @@ class UnlearnConfig(TrainConfig):
         for option, allowed in _WITH.items():
             for name, values in allowed.items() if getattr(self, option) else ():
                 value = getattr(self, name)
-                _check(value in values, f"{name} {value} does not go with --{option}; leave it out")
+                mode = "a run by goal (auto)" if option == "auto" else f"--{option}"
+                _check(value in values, f"{name} {value} does not go with {mode}; leave it out")
         if self.lasting:
             _check(
                 method.uses_retain and method.uses_forget,
