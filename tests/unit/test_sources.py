@@ -8,7 +8,7 @@ from experiments import reproduce
 from hamu import HamuError
 from hamu.files import DIGITS, MINIATURE, is_local, located
 from hamu.unlearning.jobs.options import PATHS, TYPES, DataOptions, RunOptions
-from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.jobs.settings import parser_of, settings_of
 from hamu.unlearning.record.inputs import with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
@@ -60,6 +60,13 @@ def test_a_flag_wins_over_a_list_in_a_file(tmp_path):
     parsed = settings_of("compare", {"config": tmp_path / "run.yaml", **own})
     assert parsed.given == {**own, "methods": ["ft", "ga"]}
     assert parsed.value("constraints") is parsed.value("seeds") is None
+
+
+def test_several_values_have_blanks_or_commas_between_them():
+    listed = ["--methods", "ft,ga", "kl", "--seeds=1,2", "--learning_rates", "0.1,", "0.2"]
+    found = parser_of("compare").parse_args([*listed, "--data", "a,b"])
+    assert (found.methods, found.data) == (["ft", "ga", "kl"], "a,b")
+    assert (found.seeds, found.learning_rates) == ([1, 2], [0.1, 0.2])
 
 
 def test_a_run_in_a_home_is_resumed_by_its_name(home):

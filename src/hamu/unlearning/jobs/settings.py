@@ -42,8 +42,8 @@ class Parser(HfArgumentParser):
         raise HamuError(f"{message}{end} {self.prog} --help lists the options")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse flags; an unknown one is an error."""
-        found, rest = self.parse_known_args(args, namespace)
+        """Parse flags, several values of one with blanks or commas; an unknown one is an error."""
+        found, rest = self.parse_known_args(self._divided(args), namespace)
         typed = [word.partition("=")[0].lstrip("-") for word in rest if word.startswith("-")]
         for name in typed:
             check_has_a_place(name.replace("-", "_"), "the command")
@@ -68,22 +68,30 @@ class Parser(HfArgumentParser):
     def typed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values, which may be texts, as they would be as flags."""
         words = []
-        several = {action.dest for action in self._actions if action.nargs == "+"}
         for name, value in values.items():
             value = getattr(value, "value", value)
             value = value.tolist() if hasattr(value, "tolist") else value  # numpy's and torch's
-            if name in several:
-                value = re.split(r"\s*,\s*", value) if isinstance(value, str) else value
-                value = value if isinstance(value, Iterable) else [value]
-                words += [f"--{name}", *map(str, value)]
-            else:
-                if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-                    value = ",".join("" if one is None else str(one) for one in value)
-                if isinstance(value, Mapping):
-                    value = json.dumps(dict(value))
-                words.append(f"--{name}={value}")
+            if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+                value = ",".join("" if one is None else str(one) for one in value)
+            if isinstance(value, Mapping):
+                value = json.dumps(dict(value))
+            words.append(f"--{name}={value}")
         found = vars(self.parse_args(words))
         return {name: found[name] for name in values}
+
+    def _divided(self, words: Iterable[str]) -> list[str]:
+        """Words with a value of its own in each, of options that take several."""
+        found, divides = list[str](), False
+        for word in words:
+            if word.startswith("--"):
+                flag, equals, word = word.partition("=")
+                kinds = [a.nargs for a in self._actions if flag in a.option_strings]
+                divides = kinds == ["+"]
+                found.append(flag if divides else flag + equals + word)
+                if not (divides and equals):
+                    continue
+            found += [one for one in re.split(r"[\s,]+", word) if one] if divides else [word]
+        return found
 
     @staticmethod
     def _parse_dataclass_field(
