@@ -189,6 +189,7 @@ compare IMAGE --at forget=1 --trials 3 --constraints 0.5 => constraints are draw
 compare IMAGE --attacks relearn-retain => attacks relearn-retain are on the state at a loss, to which
 compare IMAGE --attacks relearn-retain => give --at, and leave --lr_scheduler_type at constant
 compare IMAGE --at forget=1 --attacks relearn-retain --lr_scheduler_type linear => leave --lr_schedul
+compare IMAGE --at forget=1 --attacks relearn-retian => attack 'relearn-retian' is not for images
 unlearn IMAGE --auto --learning_rate 0.1 => auto sets learning_rate itself; leave out --learning_rate, or --auto
 compare IMAGE --auto --target_forget_loss 2 => compare has no --auto, which is for hamu unlearn
 evaluate TEXT --format csv => format 'csv' is unknown; it may be open-unlearning

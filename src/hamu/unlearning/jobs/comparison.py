@@ -21,6 +21,7 @@ from hamu.report.tables import csv_table, latex_page, markdown_page
 from hamu.unlearning.compare import Cell, cells, random_cells
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
+from hamu.unlearning.jobs.measure import attacks_on
 from hamu.unlearning.jobs.options import IN_FILES, NOT_TAKEN, CompareOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.jobs.tasks import choose_task
@@ -66,6 +67,8 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     task.run.resume = all(one.is_file() for one in begun)
     folder, problem = task.start()
     task.settle_adapter()
+    if attacks.attacks:
+        attacks_on(task, problem)  # refuses what would fail after all runs
     model = str(task.run.model)
     own = {*vars(asked), *vars(attacks), *NOT_TAKEN["compare"], "output_dir"}
     shared = {name: value for name, value in settings.given.items() if name not in own}

@@ -137,7 +137,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
     named = named_metrics(task, problem, asked)
     tofu = _tofu_sets(task, problem, asked) if isinstance(task, TextTask) else {}
-    attacks = _attacks(task, problem) if settings.of(AttackSettings).attacks else None
+    attacks = attacks_on(task, problem) if settings.of(AttackSettings).attacks else None
     goal = choose_goal(problem.sets(), asked, has_retain_model=retain_model is not None)
     with folder:
         reference, original, ratios = None, None, None
@@ -258,14 +258,14 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     """Fine-tune copies of a model, and measure whether what was forgotten comes back."""
     task = choose_task(settings_of("attack", options), console or silent())
     folder, problem = task.start()
-    run = _attacks(task, problem)
+    run = attacks_on(task, problem)
     with folder:
         attacked = run(folder)
         folder.write_config(task.given)
     return attacked
 
 
-def _attacks(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
+def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
     """Check the attacks asked for; returns what runs them on all models and saves the result."""
     settings = task.settings.of(AttackSettings)
     kind: Kind = "text" if isinstance(task, TextTask) else "image"
