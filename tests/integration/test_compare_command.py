@@ -1,8 +1,11 @@
 """`hamu compare`: a grid of runs, broken off, failing in part, and the same in the end."""
 
 import csv
+import os
 import re
 import shutil
+import signal
+import time
 
 import pytest
 import torch
@@ -215,6 +218,14 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
     assert compare(*words, *attacks, *again)[0] == 0
     assert calls == [True, True]
     assert all(path.stat().st_mtime_ns > time for path, time in before.items()), "other attacks"
+
+    def interrupted(**options):
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr("hamu.unlearning.jobs.attack", interrupted)
+    code, _, err = compare(*words, *attacks, "--attack_records", 14)
+    assert (code, "not finished: 2; the same command goes on" in err) == (143, True), err
 
 
 def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_model):

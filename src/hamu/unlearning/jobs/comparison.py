@@ -131,7 +131,8 @@ def _attack(
             why = f" failed: {call.reason}" if call.reason else ""
             console.print(f"{call.name}: attack{why}, {call.seconds:.0f} s", soft_wrap=True)
             runs.read(call.name)
-            del calls[call.name]
+            if not (call.reason and children.asked_by):
+                del calls[call.name]
     _check_not_interrupted(children, len(calls))
     runs.save()
 
