@@ -226,6 +226,8 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
     monkeypatch.setattr("hamu.unlearning.jobs.attack", interrupted)
     code, _, err = compare(*words, *attacks, "--attack_records", 14)
     assert (code, "not finished: 2; the same command goes on" in err) == (143, True), err
+    rows = read(runs / "comparison.json")["runs"]
+    assert {row.get("relearned") for row in rows} == {None}, "those were of other attacks"
 
 
 def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_model):

@@ -125,6 +125,9 @@ def _attack(
             taken = {n: value for n, value in plan.settings.items() if n in IN_FILES["attack"]}
             options = {**taken, **asked, **runs.options, "overwrite": True, **places}
             calls[plan.name] = Call(plan.name, "attack", options)
+            path.unlink(missing_ok=True)  # its figure is of another attack
+            runs.read(plan.name)
+    runs.save()
     ended = children.make([*calls.values()])
     with handling(children.ask_to_end), task_bar(console, shown=bool(calls)) as bar:
         for call in bar.track(ended, total=len(calls), description="attack"):
