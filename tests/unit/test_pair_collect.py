@@ -240,9 +240,10 @@ def test_a_model_replicated_by_tensor_parallelism_is_refused():
 
 
 @pytest.mark.usefixtures("one_process")
-def test_blocks_of_a_model_in_ddp_are_named_as_those_of_the_model():
+@pytest.mark.parametrize("wrap", [nn.DataParallel, nn.parallel.DistributedDataParallel])
+def test_blocks_of_a_wrapped_model_are_named_as_those_of_the_model(wrap):
     model = nn.Linear(3, 2)
-    parallel = nn.parallel.DistributedDataParallel(model)
+    parallel = wrap(model)
     pairs = [PairedGradients(m, HamuQ()) for m in (parallel, torch.compile(parallel), model)]
     assert [pair.names for pair in pairs] == [["weight", "bias"]] * 3
 

@@ -126,12 +126,13 @@ def combine_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Trainable parameters by name, without the prefixes of torch.compile and
+    """Trainable parameters by name, without the prefixes of torch.compile, DataParallel and
     DistributedDataParallel; a HamuError if there are none.
     """
     model = getattr(model, "_orig_mod", model)
-    model = model.module if isinstance(model, DistributedDataParallel) else model
-    named = ((name.replace("_orig_mod.", ""), p) for name, p in model.named_parameters())
+    is_wrapped = isinstance(model, nn.DataParallel | DistributedDataParallel)
+    inner = model.get_submodule("module") if is_wrapped else model
+    named = ((name.replace("_orig_mod.", ""), p) for name, p in inner.named_parameters())
     found = [(name, p) for name, p in named if p.requires_grad]
     if not found:
         raise HamuError(
