@@ -209,6 +209,7 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")}
     assert compare(*words, *attacks, "--attack_records", 10)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")} == before
+    assert "not in this table" not in compare(*words)[1], "repeated runs have no settings to name"
     calls = []
     monkeypatch.setattr(
         "hamu.unlearning.jobs.comparison.Call",

@@ -29,6 +29,8 @@ from hamu.unlearning.run_folder import MARK, RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
 
+_STATE = "-at"  # after the name of a run that is repeated up to its state at the level
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -157,7 +159,7 @@ def _states(runs: Runs, plans: Iterable[Plan]) -> list[Plan]:
         if plan.columns["setting"] in runs.best and steps.get(plan.name):
             end = {"max_steps": int(steps[plan.name]), "load_best_model_at_end": False}
             settings = {**plan.settings, **end}
-            found.append(_planned(f"{plan.name}-at", plan.columns, settings, plan.name))
+            found.append(_planned(f"{plan.name}{_STATE}", plan.columns, settings, plan.name))
     return found
 
 
@@ -184,7 +186,8 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
     if drawn:
         picture = folder.path / files.COMPARISON_PICTURE
         plot_comparison(drawn, comparison.hypervolumes, picture, title, comparison.level_gain)
-    others = {path.parent.name for path in folder.path.glob(f"*/{files.RECORD}")} - finished.keys()
+    others = {path.parent.name for path in folder.path.glob(f"*/{files.RECORD}")}
+    others -= {name + end for name in finished for end in ("", _STATE)}
     return Compared(folder.path, comparison, len(finished), len(runs), len(others))
 
 
