@@ -177,7 +177,7 @@ def repeat(
     raised = () if objective is None else ("--forget_objective", objective)
     rows = part["rows"]
     check_model(part, digest_of(model))
-    for method in [name for name, row in rows.items() if row is not None and name != DEFAULT]:
+    for method in [name for name, row in rows.items() if row is not None and DEFAULT not in name]:
         seeds = effort.seeds[len(rows[method]["cost"]) :]
         if not seeds:
             continue
@@ -190,6 +190,16 @@ def repeat(
         found["best"] = [one["setting"] for one in found["runs"]]
         more = _row(found, method)
         rows[method] = more and row | {name: row[name] + more[name] for name in FIGURES}
+
+
+def within(
+    budget: float, problem: Problem, work: Path, part: dict[str, Any], effort: Effort
+) -> None:
+    """Add `hamu unlearn` with this budget to a problem's figures."""
+    check_model(part, digest_of(original(problem, work)))
+    entry, first = f"{DEFAULT} {budget:g}", default_run(problem, work, effort.seeds[0], budget)
+    part["rows"][entry] = by_default(problem, work, part["level"], effort, budget)
+    part["levels"][entry] = costs_by_level([trajectory_of(first)])
 
 
 def longer(problem: Problem, work: Path, level: float, effort: Effort) -> None:
@@ -229,24 +239,28 @@ def trajectory_of(run: Path) -> list[dict[str, Any]]:
     return entries if goal["budget"] is None or goal["reached"] else entries[:-1]
 
 
-def default_run(problem: Problem, work: Path, seed: int) -> Path:
-    """The folder of `hamu unlearn` by its defaults."""
-    return work / f"{slug(problem.name)}-league-default-s{seed}"
+def default_run(problem: Problem, work: Path, seed: int, budget: float | None = None) -> Path:
+    """The folder of `hamu unlearn` by its defaults, but for a budget that is given."""
+    of_it = "" if budget is None else f"-{budget:g}"
+    return work / f"{slug(problem.name)}-league-default{of_it}-s{seed}"
 
 
-def by_default(problem: Problem, work: Path, level: float, effort: Effort) -> dict[str, Any] | None:
+def by_default(
+    problem: Problem, work: Path, level: float, effort: Effort, budget: float | None = None
+) -> dict[str, Any] | None:
     """`hamu unlearn` by goal, each record to the level, untuned, in up to four times as many steps.
 
     Its last model is attacked.
     """
     what, model = (*problem.data, *problem.forget, *problem.extra), original(problem, work)
+    allowed = () if budget is None else ("--max_retain_increase", str(budget))
     rows = []
     for seed in effort.seeds:
-        folder = default_run(problem, work, seed)
+        folder = default_run(problem, work, seed, budget)
         if not (folder / "attack/attack.json").exists():
             run("unlearn", *what, "--model", model, "--goal", "loss", "--target_forget_loss", f"{level:.4g}", "--seed", str(seed),
                 "--max_steps", str(4 * effort.steps), "--eval_strategy", "steps", "--eval_steps", str(effort.evaluated_every),
-                *effort.further, "--output_dir", str(folder), "--overwrite")  # fmt: skip
+                *effort.further, *allowed, "--output_dir", str(folder), "--overwrite")  # fmt: skip
             run("attack", *what, "--model", str(folder / "model"), *ATTACK, "--seed", str(seed), "--output_dir", str(folder / "attack"))  # fmt: skip
         found = json.loads((folder / "evaluation.json").read_text())
         row = figures_at(trajectory_of(folder), Level("forget", level))
@@ -368,12 +382,13 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="experiments league", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("data", nargs="*", choices=("digits", "cifar", "tofu"))
-    parser.add_argument("--only", default="", help="the problem of this name")
+    parser.add_argument("--only", nargs="+", help="the problems of these names, by default all")
     parser.add_argument("--methods", nargs="+", help="by default all")
     parser.add_argument("--objectives", nargs="*", default=OBJECTIVES)
     parser.add_argument(
         "--longer", action="store_true", help="rivals in four times the steps, on known rows"
     )
+    parser.add_argument("--budget", type=float, help="hamu unlearn with it, on known rows")
     parser.add_argument("--repeat", action="store_true", help="known entries with more seeds")
     parser.add_argument("--trials", type=int, help="runs that tune each method; by default 8")
     parser.add_argument("--seeds", nargs="+", type=int, help="by default 42 43 44")
@@ -388,10 +403,14 @@ def main(argv: list[str]) -> None:
     parts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     methods = options.methods or [name for name in method_classes() if name not in WITHOUT]
     for problem in problems(options.data, work, options):
-        if options.only not in ("", problem.name):
+        if options.only and problem.name not in options.only:
             continue
         if options.longer:
             longer(problem, work, parts[problem.name]["level"], EFFORT[problem.original])
+            continue
+        if options.budget is not None:
+            within(options.budget, problem, work, parts[problem.name], EFFORT[problem.original])
+            path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
             continue
         for objective in (None, *options.objectives):
             name = problem.name if objective is None else f"{problem.name} | {objective}"
