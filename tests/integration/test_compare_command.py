@@ -122,6 +122,8 @@ def test_a_run_with_other_settings_is_named_and_replaced_only_on_request(compare
     code, _, err = compare(*grid, *absolute)
     assert code == 2
     assert "runs/hamu-q-c0.5-lr0.1-s42 holds a run with constraint_mode relative, not abso" in err
+    _, _, err = compare(*grid, "--save_strategy", "steps", "--save_steps", 1)
+    assert "holds a run with save_strategy no, not steps" in err
     code, out, _ = compare(*grid, *absolute, "--overwrite")
     assert code == 0
     assert "2 runs, 1 of them finished before" in out, "the constraint changes nothing for ft"

@@ -424,7 +424,8 @@ class Runs:
         was = self._options_of({"config": str(place / CONFIG)})
         for name, now in plan.options.items():
             if name != "output_dir" and was[name] != now:
-                return f"{name} {was[name]}, not {now}"
+                old, new = (getattr(one, "value", one) for one in (was[name], now))
+                return f"{name} {old}, not {new}"
         other = differing(read_inputs(place), self._inputs())
         return other and f"another {other} than there is now"
 

@@ -208,7 +208,7 @@ class EvaluateOptions(OriginalOptions):
         "--shadow_models); for texts mia_gradnorm, verbmem.",
     )
     shadow_models: int = _option(
-        8, "Models trained as the original, by the config.yaml beside it; an even number."
+        8, "Models trained as the original, by the config.yaml beside it; even, at least 4."
     )
     lm_eval: str = _option(
         "", "Text: tasks of lm-evaluation-harness, with commas: names, or YAML files."
