@@ -154,6 +154,9 @@ def test_the_screen_counts_the_regimes_of_blocks_with_a_gradient():
     names, values, *_ = (column.cells for column in _hardness_table(found).columns)
     shown = dict(zip(names, values, strict=True))
     assert shown["blocks that are direct, rectified, unavoidable"] == "0, 1, 0"
+    noisy = replace(found, noise_scales={"retain": 1234.5678, "forget": 0.25})
+    _, values, *_ = (column.cells for column in _hardness_table(noisy).columns)
+    assert "1,234.6, 0.2" in [*values]
 
 
 def test_it_looks_at_no_more_batches_than_asked():

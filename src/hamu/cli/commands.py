@@ -200,7 +200,7 @@ def _hardness_table(found: Assessment) -> Table:
     for name, frontier in found.frontiers.items():
         limits = f"{frontier.free_limit:.4g} of {frontier.feasible_limit:.4g}"
         row(f"{name}: free of feasible, per η", limits)
-    scales = [None if n is None else f"{n:,.3g}" for n in found.noise_scales.values()]
+    scales = [None if n is None else f"{n:,.1f}" for n in found.noise_scales.values()]
     if None not in scales:
         row("noise scale, retain and forget records", ", ".join(map(str, scales)))
         row("largest batch that is worth its price, records", f"{found.worthwhile_batch:,}")
