@@ -13,10 +13,10 @@ targets, with HAMU-Q on the bounded objective as the engine:
             of the budget is used up
         end if the share is reached within the budget, by all retain records too (a lasting run:
             also after fine-tuning a copy, twice in a row)
-        the budget is exceeded           ->  φ halved, if above a fifth (not in a lasting run) a
-            tenth: the steps repair the retain loss. If φ was above a fifth, or the loss still rises
-            at the least φ (η halved): back to the best state, unless half of what that misses is
-            done (a lasting run: even then)
+        the budget is exceeded           ->  φ halved: the steps repair the retain loss. If φ was
+            above a fifth (φ a tenth then; not in a lasting run), or the loss still rises at the
+            least φ (η halved): back to the best state, unless half of what that misses is done (a
+            lasting run: even then)
         half of it is left, no progress  ->  φ up by a quarter (a lasting run: also with progress,
             but not once a rehearsal was passed)
         far beyond it, or NaN            ->  back to the best state; φ lowered so, and η halved
@@ -250,7 +250,7 @@ class Controller(TrainerCallback):
         is_worth_repair = not is_lasting and now.missing <= _WORTH_REPAIR * self._best_missing
         goes_back = is_far or (is_dear and not is_worth_repair)
         if goes_back or cost > self.budget:
-            slower = _SLOW_DEMAND / self._method.constraint if was_fast else 0.5
+            slower = _SLOW_DEMAND / self._method.constraint if was_fast and goes_back else 0.5
             self._change(demand=slower, rate=0.5 if is_far or no_repair else 1.0)
         if goes_back:
             self._go_back()
