@@ -71,8 +71,9 @@ LONGER = {
     "gdiff": ("--forget_weight", "0.0298", "--learning_rates", "0.00074"),
     "hamu-q": ("--constraint", "0.0301", "--learning_rates", "0.00074"),
 }
-# Forget objectives beside each method's own, and the methods that raise them here.
+# Forget objectives beside each method's own, those of texts alone, and the methods that raise them here.
 OBJECTIVES = ("bounded", "npo", "simnpo", "wga", "satimp", "undial", "ce-u")
+OF_TEXTS = ("dpo", "idk")
 RAISING = ("hamu-q", "gdiff", "pcgrad")
 # By seed in an entry, and their names in a comparison.
 FIGURES = {
@@ -384,7 +385,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("data", nargs="*", choices=("digits", "cifar", "tofu"))
     parser.add_argument("--only", nargs="+", help="the problems of these names, by default all")
     parser.add_argument("--methods", nargs="+", help="by default all")
-    parser.add_argument("--objectives", nargs="*", default=OBJECTIVES)
+    parser.add_argument("--objectives", nargs="*", help="by default all")
     parser.add_argument(
         "--longer", action="store_true", help="rivals in four times the steps, on known rows"
     )
@@ -412,7 +413,9 @@ def main(argv: list[str]) -> None:
             within(options.budget, problem, work, parts[problem.name], EFFORT[problem.original])
             path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
             continue
-        for objective in (None, *options.objectives):
+        of_texts = OF_TEXTS if "--max_length" in problem.data else ()
+        objectives = (*OBJECTIVES, *of_texts) if options.objectives is None else options.objectives
+        for objective in (None, *objectives):
             name = problem.name if objective is None else f"{problem.name} | {objective}"
             asked = methods if objective is None else [one for one in RAISING if one in methods]
             effort = EFFORT.get(problem.name) or EFFORT[problem.original]
