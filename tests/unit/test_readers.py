@@ -295,6 +295,11 @@ def test_a_source_that_cannot_be_read_is_an_error_that_names_it(folder, prepare,
         read_images(prepare(folder), **options)
 
 
+def test_labels_may_fill_their_type(folder):
+    labels = np.full_like(LABELS, 255, dtype=np.uint8)
+    assert len(read_images(with_arrays(labels=labels)(folder)).classes) == 256
+
+
 def test_a_data_set_of_the_hub_that_is_out_of_reach_is_named(monkeypatch):
     def offline(*args, **kwargs):
         raise ConnectionError("no network")

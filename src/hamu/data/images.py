@@ -168,7 +168,8 @@ def read_images(
             f"the labels of {source} have type {labels.dtype} and shape {labels.shape}; expected "
             f"a whole number for each of {len(pixels)} images"
         )
-    least, highest, most = labels.min(), labels.max(), len(classes) or _MOST_CLASSES
+    least, highest = int(labels.min()), int(labels.max())  # one more may not fit their type
+    most = len(classes) or _MOST_CLASSES
     if least < 0 or highest >= most:
         wrong = least if least < 0 else highest
         raise HamuError(f"label {wrong} of {source} is out of range; expected 0 to {most - 1}")
