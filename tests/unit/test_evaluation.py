@@ -294,6 +294,12 @@ def test_tug_of_war_and_average_gap_follow_their_formulas():
     test = of_class["against_retain_model"]["test_without_class"]["accuracy_difference"]
     assert test != pytest.approx(0.05)
     assert of_class["metrics"]["tug_of_war"] == pytest.approx(0.95 * 0.8 * (1 - abs(test)))
+    only = [
+        sets | {"test": Predictions(torch.randn(9, 2), torch.ones(9).long())}
+        for sets in (ours, theirs)
+    ]
+    of_class = classifier_report(only[0], ("a", "b"), target_class=1, reference=only[1])
+    assert of_class["metrics"]["tug_of_war"] is None  # no test image of another class
 
 
 def texts(lengths, losses):

@@ -77,7 +77,8 @@ def classifier_report(
     found, difference = _inference(reference, seed), None
     if inference is not None and found is not None:
         difference = {key: inference[key] - found[key] for key in ("accuracy", "auc")}
-    report["metrics"] |= _against_retraining(of_sets, difference)
+    test = "test" if target_class is None else "test_without_class"
+    report["metrics"] |= _against_retraining(of_sets, test, difference)
     retain_model = {"membership_inference": found, "membership_inference_difference": difference}
     against_both = {"against_retain_model": of_sets, "against_retain_model_per_class": of_classes}
     return report | against_both | {"retain_model": retain_model}
@@ -112,10 +113,12 @@ def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, A
 
 
 def _against_retraining(
-    of_sets: Mapping[str, Mapping[str, float]], inference: Mapping[str, float] | None
+    of_sets: Mapping[str, Mapping[str, float]], test: str, inference: Mapping[str, float] | None
 ) -> dict[str, float | None]:
-    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024b) to the retain model."""
-    test = "test_without_class" if "test_without_class" in of_sets else "test"
+    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024b) to the retain model.
+
+    None without the set `test`, that of the test data.
+    """
     if test not in of_sets:
         return {"tug_of_war": None, "average_gap": None}
     gaps = [abs(of_sets[name]["accuracy_difference"]) for name in ("forget", "retain", test)]
