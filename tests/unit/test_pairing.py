@@ -71,6 +71,9 @@ def test_another_answer_stands_in_the_batch_of_its_own_record():
     batch = pairs.__getitems__(list(range(7)))
     assert set(batch) == {"retain", "forget"}
     assert batch["forget"]["alternative"]["values"] == [-v for v in batch["forget"]["values"]]
+    forget.append(0)
+    with pytest.raises(HamuError, match=f"has {len(forget)} records and {len(FORGET)} altern"):
+        PairedDataset(RETAIN, forget, sides=sides)
 
 
 @pytest.mark.parametrize(

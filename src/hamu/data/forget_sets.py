@@ -322,7 +322,12 @@ class PairedDataset(Dataset[dict[str, Any]]):
                 raise HamuError(f"the {side} set is empty; give at least one record to {side}")
         self._sides, self._with_positions, self._share = tuple(sides), with_positions, share
         if ALTERNATIVE in sides:
-            self._data[ALTERNATIVE] = self._data["forget"].alternatives
+            self._data[ALTERNATIVE] = others = self._data["forget"].alternatives
+            if len(others) != len(self._data["forget"]):  # would be paired with other records
+                raise HamuError(
+                    f"the forget set has {len(self._data['forget'])} records and {len(others)} "
+                    f"alternatives; give one for each, in the same order"
+                )
         self._seed, self._shuffle, self._epoch, self._collate = seed, shuffle, 0, collate
         self.focus: list[tuple[int, list[int]]] = []
 
