@@ -130,6 +130,7 @@ class TrainConfig(TrainingArguments):
 
     def __post_init__(self) -> None:
         """Check the settings, and settle device and trackers."""
+        self.max_grad_norm = self.max_grad_norm or 0.0  # transformers compares it with 0
         for name in (*_POSITIVE, *_REST):
             value, least = getattr(self, name, None), "0 or more" if name in _REST else "positive"
             is_in_range = value is None or 0 < value <= _LARGEST or (name in _REST and value == 0)
