@@ -22,6 +22,7 @@ NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at seque
     ("settings", "message"),
     [
         ({"learning_rate": 0.0}, "learning_rate 0.0 must be positive, and finite in float32"),
+        ({"learning_rate": "1e-3"}, "learning_rate '1e-3' is no number"),
         ({"num_train_epochs": math.inf}, "num_train_epochs inf must be positive"),
         ({"seed": -1}, "seed -1 must be 0 to 4294967295"),
         ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and"),

@@ -5,6 +5,7 @@ One dataclass serves the Python API, the command line and YAML.
 
 import os
 from dataclasses import dataclass, field, fields, is_dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -132,9 +133,12 @@ class TrainConfig(TrainingArguments):
         """Check the settings, and settle device and trackers."""
         self.max_grad_norm = self.max_grad_norm or 0.0  # transformers compares it with 0
         for name in (*_POSITIVE, *_REST):
-            value, least = getattr(self, name, None), "0 or more" if name in _REST else "positive"
-            is_in_range = value is None or 0 < value <= _LARGEST or (name in _REST and value == 0)
-            _check(is_in_range, f"{name} {value} must be {least}, and finite in float32")
+            value: Any = getattr(self, name, None)
+            least = "0 or more" if name in _REST else "positive"
+            is_number = isinstance(value, Real)  # YAML reads 1e-3 as a text
+            is_in_range = is_number and (0 < value <= _LARGEST or (name in _REST and value == 0))
+            problem = f"must be {least}, and finite in float32" if is_number else "is no number"
+            _check(value is None or is_in_range, f"{name} {value!r} {problem}")
         _check(self.max_steps != 0, "max_steps 0 takes no step; leave it out, or give at least 1")
         _check(not self.remove_unused_columns, "remove_unused_columns: collators do; leave it out")
         for name in ("seed", "data_seed"):
