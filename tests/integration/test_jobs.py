@@ -43,6 +43,11 @@ def test_rows_may_be_in_any_sequence(rows):
     assert settings_of("unlearn", {"forget_rows": rows}).value("forget_rows") == "1,2"
 
 
+def test_a_list_of_no_trackers_is_none():
+    settings = settings_of("unlearn", {"report_to": [], "use_cpu": True})
+    assert settings.value("report_to") == []
+
+
 def test_an_unknown_option_is_refused_with_the_closest():
     message = "unrecognized arguments: --modle=resnet8; did you mean --model"
     with pytest.raises(hamu.HamuError, match=message):

@@ -502,7 +502,7 @@ def named_trackers(asked: str | list[str] | None) -> list[str]:
         HamuError: if one is unknown or not installed, or its environment asks it to upload models.
     """
     words = asked.split(",") if isinstance(asked, str) else asked or []
-    names = [name for name in words if name != "none"]
+    names = [name for name in words if name not in ("", "none")]
     for name in names:
         choices = f"name some of {', '.join(TRACKERS)}, or none"
         _check(name in TRACKERS, f"report_to {name!r} is unknown; {choices}")
