@@ -48,6 +48,14 @@ def test_a_list_of_no_trackers_is_none():
     assert settings.value("report_to") == []
 
 
+@pytest.mark.parametrize("options", [{"model": torch.nn.Linear(2, 2)}, {"data": [{"text": "a"}]}])
+def test_an_object_in_place_of_a_file_is_refused(options):
+    [(name, given)] = options.items()
+    message = f"{name} is a {type(given).__name__}; name a file or folder .* hamu.UnlearnTrainer"
+    with pytest.raises(hamu.HamuError, match=message):
+        hamu.unlearn(**options)
+
+
 def test_an_unknown_option_is_refused_with_the_closest():
     message = "unrecognized arguments: --modle=resnet8; did you mean --model"
     with pytest.raises(hamu.HamuError, match=message):
