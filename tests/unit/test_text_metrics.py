@@ -349,6 +349,14 @@ def assert_same(one, other):
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("label", [-1, 10**6])
+def test_a_label_that_is_no_token_is_refused(model, label):
+    """On a GPU it would end the process's use of the device."""
+    items = [{"input_ids": [5, 6, 7], "labels": [5, label, 7]}]
+    with pytest.raises(HamuError, match=f"a label is {label}; a model of"):
+        predict_tokens(model, items, 1)
+
+
 def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, tokenizer, monkeypatch):
     """Also of batches and chunks of a few tokens, and of tokens that a model never says."""
     data = encode(texts([*FORGET.records, *HOLDOUT.records]), tokenizer)

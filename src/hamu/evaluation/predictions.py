@@ -221,7 +221,14 @@ def _columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
 def _token_columns(model: nn.Module, batch: Mapping[str, Tensor]) -> Columns:
     """Losses, correct, expected and spread of `TokenPredictions`, and the batch row of each."""
     scored, figures = _scored(model, batch), []
-    step = max(1, _CHUNK // scored.logits.shape[1])
+    tokens = scored.logits.shape[1]
+    wrong = scored.labels[(scored.labels < 0) | (scored.labels >= tokens)]  # a GPU's gather aborts
+    if wrong.numel():
+        raise HamuError(
+            f"a label is {wrong[0].item()}; a model of {tokens} tokens needs one from 0 to "
+            f"{tokens - 1} for each token, or -100 for none"
+        )
+    step = max(1, _CHUNK // tokens)
     parts = (torch.split(of, step) for of in (scored.logits, scored.labels))
     for logits, labels in zip(*parts, strict=True):
         log_p = logits.float().log_softmax(-1)
