@@ -38,6 +38,10 @@ def test_a_method_refuses(method, settings, message):
         method(**settings)
 
 
+def test_shares_may_be_a_tensor():
+    assert HamuQ(distribution=torch.tensor([1.0, 3.0])).distribution == (1.0, 3.0)
+
+
 LINEAR, COMPLEX = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
 META = nn.Linear(2, 2, device="meta")
 MADE = r"is not a Method; pass an instance, such as HamuQ\(\)"

@@ -186,6 +186,7 @@ class _Hamu(Method):
 
 
 def _checked_shares(values: Iterable[float]) -> tuple[float, ...]:
+    values = values.tolist() if isinstance(values, Tensor) else values
     shares = tuple(values) if isinstance(values, Iterable) else ()
     if not (all(0 <= _number(one) < math.inf for one in shares) and sum(shares) > 0):
         raise HamuError(
