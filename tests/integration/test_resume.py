@@ -329,8 +329,8 @@ def other_weights():
 LEFT_OUT = "run/config.yaml has another {} than the run began with; put back what"
 REFUSED = [  # a change, flags, the message
     ("", "--learning_rate 3", "with learning_rate 0.1; leave out --learning_rate 3.0, or"),
-    ("", "--trust_region", "with trust_region None; leave out --trust_region True"),
-    ("", "--recipe digits", "with recipe None; leave out --recipe digits"),
+    ("", "--trust_region", "without trust_region; leave out --trust_region True"),
+    ("", "--recipe digits", "without recipe; leave out --recipe digits"),
     ("", "--per_device_train_batch_size 10", "of 100 records, now they would be of 10"),
     (lambda: without_first_line("run/steps.jsonl"), "", "steps.jsonl has 1 of its 2 lines up to step 2; put"),
     (lambda: without_first_line("run/layers.jsonl"), "", "layers.jsonl has 2 of its 3 lines up to step 2; put"),

@@ -337,5 +337,6 @@ def _check_resumed(path: Path, settings: dict[str, Any], options: Mapping[str, A
         raise HamuError(f"{began}; put back what it was, or start a new run elsewhere")
     for key, value in options.items():
         if key not in tables.MAY_CHANGE and (key not in settings or settings[key] != value):
-            was = f"a run is resumed by its own settings, {path}, with {key} {settings.get(key)}"
+            own = f"with {key} {settings[key]}" if key in settings else f"without {key}"
+            was = f"a run is resumed by its own settings, {path}, {own}"
             raise HamuError(f"{was}; leave out --{key} {value}, or start a new run")
