@@ -338,3 +338,13 @@ def test_a_name_of_the_hub_has_configuration_and_split(source, asked, monkeypatc
     pictures = datasets.Dataset.from_parquet(str(parquet), cache_dir=str(parquet.parent / "cache"))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pictures)
     assert torch.equal(read_images(source).pixels, read_images(str(parquet)).pixels)
+
+
+@pytest.mark.parametrize(
+    ("texts", "classes", "labels"),
+    [(["owl", "cat"], ("cat", "owl"), [1, 0]), (["10", "2"], ("2", "10"), [1, 0])],
+)
+def test_labels_may_be_names(folder, texts, classes, labels):
+    data = read_images(labelled_by(texts)(folder))
+    assert data.classes == classes
+    assert data.labels.tolist() == labels

@@ -163,6 +163,10 @@ def read_images(
     columns = {"image": image_column, "label": label_column}
     pictures, labels, classes = _raw(source, split, columns)
     pixels = _decoded(pictures, source, image_size, num_channels)
+    if labels.dtype.kind == "U" and labels.ndim == 1:
+        classes = _in_order([*classes, *labels.tolist()])
+        number = {name: n for n, name in enumerate(classes)}
+        labels = np.array([number[name] for name in labels.tolist()])
     if labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise HamuError(
             f"the labels of {source} have type {labels.dtype} and shape {labels.shape}; expected "
@@ -283,18 +287,16 @@ def _of_folder(path: Path, split: str) -> _Raw:
                 f"{below} lies in a folder within its class; put all images of a class beside each "
                 f"other"
             )
-    classes = sorted({_class_of(picture.parent) for picture in pictures})
+    classes = _in_order(_class_of(picture.parent) for picture in pictures)
     for below in folder.iterdir() if split == "train" else ():
         if below.is_dir() and _class_of(below) not in classes and not _is_hidden(Path(below.name)):
             raise HamuError(
                 f"{below} holds no images, though each folder in {folder} is a class; add some, or "
                 f"move it away"
             )
-    if all(map(str.isdecimal, classes)):
-        classes.sort(key=int)  # 2 before 10
     numbers = {picture: classes.index(_class_of(picture.parent)) for picture in pictures}
     pictures.sort(key=lambda picture: (numbers[picture], picture))
-    return pictures, np.array([numbers[picture] for picture in pictures]), tuple(classes)
+    return pictures, np.array([numbers[picture] for picture in pictures]), classes
 
 
 def _check_all_read(folder: Path) -> None:
@@ -307,6 +309,12 @@ def _check_all_read(folder: Path) -> None:
             raise HamuError(f"{one} is a link to what is not there; mend or remove it")
         if suffix in _NOT_READ and one.is_file():
             raise HamuError(f"{one} is of a kind that is not read; convert it, or move it away")
+
+
+def _in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of classes, each once, by name, or by number if all are numbers."""
+    found = sorted(set(names))
+    return tuple(sorted(found, key=int) if all(map(str.isdecimal, found)) else found)
 
 
 def _class_of(folder: Path) -> str:
