@@ -188,13 +188,14 @@ def _methods(argv: list[str], screen: Screen) -> int:
 
     if argv and argv not in (["--help"], ["-h"]):
         raise HamuError(f"methods takes no options; got {' '.join(argv)}")
-    heads = ("method", "retain objective", "forget objective", "what it does", "source")
-    table = Table(*heads, box=box.SIMPLE_HEAD, pad_edge=False)  # hamu.report loads torch
-    table.columns[0].no_wrap = True
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in ("method", "lowers", "raises"):  # hamu.report, which has such a table, loads torch
+        table.add_column(head, no_wrap=True)
+    table.add_column("what it does, source")
     for row in method_rows():
         retain, forget = row.retain_objective or "-", row.forget_objective or "-"
-        table.add_row(row.name, retain, forget, row.summary, row.source)
-    lowered = "The retain objective is lowered, the forget objective raised."
+        table.add_row(row.name, retain, forget, f"{row.summary} ({row.source})")
+    lowered = "Each lowers its retain objective and raises its forget objective."
     screen.print(table, f"{lowered} Choose one with --method.")
     return 0
 
