@@ -86,6 +86,11 @@ def files_of(source: str | Path, split: str, suffixes: Sequence[str]) -> list[Pa
                 f".parquet, images as .parquet, .npz or a folder per class"
             )
         return [path]
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        raise HamuError(
+            f"{path} was written by save_to_disk, which is not read; write the data set with its "
+            f"to_parquet, as train.parquet (and test.parquet) in a folder"
+        )
     whole = [file for suffix in suffixes if (file := path / f"{split}{suffix}").is_file()]
     name = f"{split}-?????-of-?????*.parquet"
     parts = sorted(path.glob(name)) or sorted(path.glob(f"data/{name}"))

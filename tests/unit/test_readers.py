@@ -247,6 +247,11 @@ def with_questions(folder):
     return str(folder / "a.parquet")
 
 
+def saved_to_disk(folder):
+    datasets.Dataset.from_dict({"label": [0]}).save_to_disk(folder / "saved")
+    return str(folder / "saved")
+
+
 def with_empty_class(folder):
     (folder / "owl").mkdir()
     (folder / "owl/1.txt").write_bytes(b"no image")
@@ -286,6 +291,7 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (lambda f: to_parquet(f / "a.parquet", [1.5], [0]), {}, "column img of .* holds no images"),
         (with_gap("img"), {}, "row 1 of .* has no image; remove it"),
         (with_gap("label"), {}, "row 1 of .* has no label; remove or label it"),
+        (saved_to_disk, {}, "saved was written by save_to_disk, .*; write .* with its to_parquet"),
         (with_empty_class, {}, "owl holds no images, though each folder in .* is a class"),
         (str, {"num_channels": 2}, r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)"),
     ],
