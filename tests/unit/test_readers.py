@@ -156,8 +156,9 @@ def test_rows_are_counted_as_they_are_named(folder):
 def test_folders_named_by_numbers_are_in_the_order_of_the_numbers(tmp_path):
     for number in (0, 1, 2, 10):
         (tmp_path / str(number)).mkdir()
-        Image.new("L", (2, 2), number).save(tmp_path / str(number) / "1.png")
+        Image.new("LA", (2, 2), (number, 9)).save(tmp_path / str(number) / "1.png")
     data = read_images(str(tmp_path))
+    assert data.pixels.shape == (4, 1, 2, 2), "grey, without its transparency"
     assert data.classes == ("0", "1", "2", "10")
     assert data.pixels[:, 0, 0, 0].tolist() == [0, 1, 2, 10]
     (tmp_path / "2").rename(tmp_path / "x")

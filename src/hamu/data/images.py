@@ -348,7 +348,7 @@ def _decoded(
                     f"{name} of {source} has more than 8 bits a channel; save it with 0 to 255"
                 )
             picture = ImageOps.exif_transpose(picture)  # a photograph as it is seen
-            is_grey = channels == 1 or (channels is None and picture.mode in ("1", "L"))
+            is_grey = channels == 1 or (channels is None and picture.mode in ("1", "L", "LA"))
             picture = picture.convert("L" if is_grey else "RGB")
             if size is not None:
                 picture = picture.resize((size, size), Image.Resampling.BILINEAR)
