@@ -11,10 +11,10 @@ common.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from itertools import chain, repeat, zip_longest
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
 _KNOWN = 16  # sets of large tensors whose sums are prepared
-_IN_ONE_SUM = 1 << 17  # elements, at most, of a CPU's float32 sum
 # Sums of float32 are off by 1e-6, of entries of one size by 1e-4; the second is 0.5% of this sin²θ
 _COARSE_COS_SQ = 1.0 - 0.15**2
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
@@ -221,12 +220,7 @@ def _gram_of_large(
     def product(x: Tensor | None, y: Tensor | None) -> Tensor:
         return torch.zeros((), device=device) if x is None or y is None else dot(x, y)
 
-    if dot is torch.dot and device.type == "cpu" and all(g.dtype == wide for g in grads):
-        pieces: Iterable[Sequence[Tensor | None]] = zip_longest(
-            *(() if g is None else torch.split(g.view(-1), _IN_ONE_SUM) for g in (retain, forget))
-        )
-    else:
-        pieces = _pieces(device, wide, retain, forget)
+    pieces = _pieces(device, wide, retain, forget)
     return [one for r, f in pieces for one in _gram_matrix(product, r, f)]
 
 
