@@ -105,16 +105,18 @@ class Assessment:
 
     @property
     def error_ratio(self) -> float | None:
-        """½ηλ_max of a step of the run, its second over its largest first-order retain change:
-        ½λ‖Δw‖²/(‖g_r‖‖Δw‖).
+        """½η|λ|_max of a step of the run (App. B.1), its second over its largest first-order retain
+        change: ½|λ|‖Δw‖²/(‖g_r‖‖Δw‖).
         """
         of, rate = self.curvature, self.learning_rate * self.step_length
-        return None if of is None else of.error_ratio(rate)
+        return None if of is None else 0.5 * rate * of.size
 
     def trusted_rate(self, error_ratio: float) -> float | None:
         """Learning rate at which `error_ratio` has this value, infinite without curvature."""
-        of = self.curvature
-        return None if of is None else of.trusted_rate(error_ratio) / self.step_length
+        if self.curvature is None:
+            return None
+        size = self.curvature.size * self.step_length
+        return 2.0 * error_ratio / size if size > 0 else math.inf
 
     def record(self) -> dict[str, Any]:
         """Everything but the records' own contents, as JSON holds it."""

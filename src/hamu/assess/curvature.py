@@ -45,14 +45,6 @@ class Curvature:
         """|λ|_max: λ_max, unless the Hessian bends down more than up."""
         return max(abs(self.largest), abs(self.smallest))
 
-    def error_ratio(self, learning_rate: float) -> float:
-        """½η|λ|_max bounds second order over first order of a gradient step (App. B.1)."""
-        return 0.5 * learning_rate * self.size
-
-    def trusted_rate(self, error_ratio: float) -> float:
-        """Learning rate at which `error_ratio` has this value; infinite without curvature."""
-        return 2.0 * error_ratio / self.size if self.size > 0 else math.inf
-
 
 def hessian_product(
     loss_of_batch: Callable[[Any], Tensor], batches: Sequence[Any], parameters: Sequence[Tensor]
