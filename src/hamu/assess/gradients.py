@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from hamu.core.forward import predict_logits
+from hamu.core.forward import predict_logits, restored
 from hamu.core.gram import (
     SIDES,
     WIDENED,
@@ -277,13 +277,10 @@ def gradient_alignment(
     # trained network bends far more, and one of many weights when a loss changes by a nat
     slope = norm(gradient)
     epsilon = eps**0.5 * min(max(norm(weights), eps) / 64, 4.0 / slope) / slope
-    kept, moved = [p.clone() for p in parameters], []
-    try:
-        for sign in (1.0, -1.0):
-            for p, original, g in zip(parameters, kept, gradient, strict=True):
-                p.copy_(original).add_(g.to(p.dtype), alpha=sign * epsilon)
+    moved = []
+    for sign in (1.0, -1.0):
+        with restored(parameters):
+            for p, g in zip(parameters, gradient, strict=True):
+                p.add_(g.to(p.dtype), alpha=sign * epsilon)
             moved.append(losses())
-    finally:
-        for p, original in zip(parameters, kept, strict=True):
-            p.copy_(original)
     return moved[0].sub(moved[1]).div(2.0 * epsilon)

@@ -1,7 +1,7 @@
 """Forward passes: calling a model, evaluation mode, precision, and the model before unlearning."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -116,14 +116,14 @@ def seeded(model: nn.Module, seed: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Put back what a pass in training mode moves, such as running statistics."""
-    moving = [(buffer, buffer.clone()) for buffer in model.buffers()]
+def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Put back the values of tensors, such as buffers that a pass in training mode moves."""
+    kept = [(tensor, tensor.clone()) for tensor in tensors]
     try:
         yield
     finally:
-        for buffer, value in moving:
-            buffer.copy_(value)
+        for tensor, value in kept:
+            tensor.copy_(value)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hamu.core.forward import buffers_kept, evaluating
+from hamu.core.forward import evaluating, restored
 from hamu.errors import HamuError
 
 Batch = Mapping[str, Tensor]
@@ -125,7 +125,7 @@ class Lookahead:
         """
         copies = [nn.Parameter(p.detach().clone()) for p in self._parameters]
         optimizer = torch.optim.Adam(copies, lr=self.rate)
-        with evaluating(self._model), buffers_kept(self._model), self._at(copies):
+        with evaluating(self._model), restored(self._model.buffers()), self._at(copies):
             self._model.train()
             for batch in batches:
                 self._add_gradient(copies, self._loss(batch, slice(None)))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import IntervalStrategy, TrainerCallback
 
 from hamu.core.distributed import all_reduced, is_sharded, world_size
-from hamu.core.forward import buffers_kept, rounds_to_tf32, without_autocast, without_tf32
+from hamu.core.forward import restored, rounds_to_tf32, without_autocast, without_tf32
 from hamu.core.gram import SIDES
 from hamu.core.guard import StepGuard
 from hamu.core.pair import PairedGradients, PairStep, on_host
@@ -213,7 +213,7 @@ class RepeatedPasses:
         losses: dict[str, Tensor] = {}
         exact = without_tf32() if rounds_to_tf32(self._model) else nullcontext()
         kept = torch.random.fork_rng(self._gpus)
-        with kept, exact, without_autocast(self._model), buffers_kept(self._model):
+        with kept, exact, without_autocast(self._model), restored(self._model.buffers()):
             for side, loss, _, (of_host, *of_gpus) in self._passes:
                 torch.set_rng_state(of_host)
                 for gpu, state in zip(self._gpus, of_gpus, strict=True):
