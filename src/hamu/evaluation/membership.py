@@ -58,14 +58,14 @@ class AttackScores:
         """
         if self.auc is None:
             return None
-        nonmembers, members = self.roc(all_of_it=True)
+        nonmembers, members = self.roc()
         return float(members[nonmembers <= _FALSE_POSITIVES].max())
 
-    def roc(self, *, all_of_it: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    def roc(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """ROC curve: shares of nonmembers and of members above each threshold, from 0 to 1."""
         from sklearn.metrics import roc_curve
 
-        nonmembers, members, _ = roc_curve(*self.ranked, drop_intermediate=not all_of_it)
+        nonmembers, members, _ = roc_curve(*self.ranked, drop_intermediate=False)
         return nonmembers, members
 
 
