@@ -123,7 +123,8 @@ class Population:
         # the Gram is measured before, its last tensors are in the cache
         self._large = {n: one for n, one in reversed([*enumerate(samples)]) if one.apart > 1}
         order = (*self._whole, *self._large)  # of the entries
-        self._shapes = [_dense(p) for p in parameters]
+        # shapes, and the order of entries in memory, without any
+        self._shapes = [torch.empty_like(p, device="meta") for p in parameters]
         self._counts = [samples[n].entries for n in order]
         # on the host, whatever torch's default device is
         self._block_of = torch.tensor([block_of[n] for n in order], device="cpu")
@@ -434,11 +435,6 @@ class _Passes:
         ones, times, *closed = self.values
         new = ones * ones, ones * times, times * times
         return [old + one for old, one in zip(closed, new, strict=True)]
-
-
-def _dense(parameter: Tensor) -> Tensor:
-    """Shape of a parameter and the order of its entries in memory, without any."""
-    return torch.empty_like(parameter, device="meta")
 
 
 def _shifted(moments: Sequence[Any], time: int) -> tuple[Any, Any, Any]:
