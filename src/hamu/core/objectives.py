@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -69,10 +69,6 @@ class Scored:
         record, position = scored.nonzero(as_tuple=True)  # the one wait for the device
         chosen = logits[:, :-1][record, position]
         return cls(chosen, labels[:, 1:][record, position], record, count, limits)
-
-    def detached(self) -> Scored:
-        """The same, without a graph."""
-        return replace(self, logits=self.logits.detach())
 
     def per_record(self, values: Tensor) -> Tensor:
         """Sums of [N] values over each record, [records]."""
@@ -236,7 +232,9 @@ class SelfDistillation(Objective):
         assert original is not None
         labels = scored.labels[:, None]
         lowered = original.gather(1, labels) - 10.0
-        return -_cross_entropy_of(original.scatter(1, labels, lowered), scored.logits)
+        share = _wide(original.scatter(1, labels, lowered)).softmax(-1)
+        terms = share * _wide(scored.logits).log_softmax(-1)
+        return terms.masked_fill(share == 0, 0.0).sum()  # 0 log 0 is 0
 
 
 class CrossEntropyUnlearning(Objective):
@@ -329,13 +327,6 @@ def build_objective(name: str) -> Objective:
 
 def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _cross_entropy_of(target: Tensor, logits: Tensor) -> Tensor:
-    """Sum of -q·log p, q the softmax of the logits `target`; 0 log 0 is 0."""
-    share = _wide(target).softmax(-1)
-    terms = share * _wide(logits).log_softmax(-1)
-    return -terms.masked_fill(share == 0, 0.0).sum()
 
 
 def _kl(original: Tensor | None, logits: Tensor) -> Tensor:

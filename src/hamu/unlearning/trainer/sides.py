@@ -189,9 +189,10 @@ class EarlyEnds:
         limits = (self.min_forget_loss, self.max_retain_loss, self.max_forget_loss)
         return any(limit is not None for limit in limits)
 
+    @torch.no_grad()
     def add(self, side: str, scored: Scored, weight: float = 1.0) -> None:
         """Add one of a step's batches; weight 0 is for a batch that is there for its shape."""
-        total = CrossEntropy().total(scored.detached(), None)
+        total = CrossEntropy().total(scored, None)
         both = torch.stack([total, total.new_full((), float(len(scored.labels)))])
         self._sums[side] = self._sums.get(side, torch.zeros_like(both)) + weight * both
 
