@@ -173,11 +173,6 @@ class GoalRun:
         if anew and self.goal is not None and self.goal.kind == "unseen":
             self.goal = replace(self.goal, reference=None)
 
-    def limits_of(self, positions: Tensor) -> Tensor:
-        """The limits of some forget records, [B, 2]."""
-        assert self.limits is not None
-        return self.limits[positions]
-
     def _every(self) -> int:
         """Steps between two measurements, such that these take at most a quarter of the time.
 

@@ -395,9 +395,9 @@ def goal_name(goal: Mapping[str, Any]) -> str:
     return f"a loss of {goal['loss']:g}" if goal["kind"] == "loss" else str(goal["kind"])
 
 
-def forgotten_words(goal: Mapping[str, Any], role: str = "after") -> str:
+def forgotten_words(goal: Mapping[str, Any]) -> str:
     """Count in a few words: "19 of 20 records are forgotten by the goal unseen"."""
-    count, records, high = (goal[role][name] for name in ("forgotten", "records", "too_high"))
+    count, records, high = (goal["after"][name] for name in ("forgotten", "records", "too_high"))
     are, whole = "is" if count == 1 else "are", goal.get("sampled_from")
     sample = f", drawn from {whole:,}," if whole else ""
     beyond = f", {high:,} of them with losses that stand out above it"

@@ -371,7 +371,8 @@ class UnlearnTrainer(ResumableTrainer):
         """A side's batch as part of the mean over its step, of `count` records or tokens."""
         batch, weight, limits = inputs[side], weight_of(inputs, side), None
         if side == "forget" and POSITIONS in inputs:
-            limits = self.goal_run.limits_of(inputs[POSITIONS])
+            assert self.goal_run.limits is not None  # `training_step` sees to it
+            limits = self.goal_run.limits[inputs[POSITIONS]]
         if not self._causality_checked:
             check_causal_mask(self.model, batch)
             self._causality_checked = True
