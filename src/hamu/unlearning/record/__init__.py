@@ -40,8 +40,6 @@ BESIDE = (
 )
 _PACKAGES = ("torch", "transformers", "peft", "pillow")
 _HARDNESS = ("kappa", "cos", "direct_threshold", "stop_threshold")
-_OF_GOAL = ("kind", "share", "loss", "budget", "reached", "lasting", "sampled_from", "doubts")
-_OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
 
 _FOUR_BIT = "The figures are of the base model in 4 bits (NF4); in other precisions they differ."
 _TYPES = {  # of JSON, by Python's
@@ -206,12 +204,10 @@ def goal_figures(goal: Found | None) -> dict[str, Any] | None:
     """The goal of a run and the counts of its records, without positions in the forget set."""
     if goal is None:
         return None
-    found = {key: goal[key] for key in _OF_GOAL if key in goal}
+    found = {**goal}
     for role in ("before", "after"):
-        found[role] = {key: goal[role][key] for key in _OF_STANDING}
-        found[role]["worst"] = [
-            {key: one[key] for key in ("loss", "target")} for one in goal[role]["worst"]
-        ]
+        worst = [{key: one[key] for key in ("loss", "target")} for one in goal[role]["worst"]]
+        found[role] = {**goal[role], "worst": worst}
     return found
 
 
