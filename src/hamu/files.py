@@ -152,27 +152,15 @@ def file_digest(path: Path) -> str:
 
 
 @contextmanager
-def writing_model(into: str, remedy: str) -> Iterator[None]:
-    """Say what cannot be written where the disk is full; torch.save says so in words only."""
+def finding_room(failure: str, remedy: str = "and give the same command again") -> Iterator[None]:
+    """Say what cannot be written where a disk is full; torch.save says so in words only."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _OF_TORCH_SAVE.search(str(error)):
+        is_other = isinstance(error, RuntimeError) and not _OF_TORCH_SAVE.search(str(error))
+        if is_other or (isinstance(error, OSError) and error.errno not in _NO_ROOM):
             raise
-        full = f"{into}: {first_line(error)}; make room, {remedy}"
-        raise HamuError(full) from error
-
-
-@contextmanager
-def finding_room(path: Path) -> Iterator[None]:
-    """Name the file for which a disk or quota has no room: a failed write does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        full = f"{path} cannot be written: {first_line(error)}; make room, and give the same"
-        raise HamuError(f"{full} command again") from error
+        raise HamuError(f"{failure}: {first_line(error)}; make room, {remedy}") from error
 
 
 def write_whole(target: Path, text: str, *, private: bool = False) -> None:

@@ -13,7 +13,7 @@ from small_models import small_vision_transformer
 
 from hamu import HamuError
 from hamu.errors import first_line
-from hamu.files import finding_room, parse_json, read_json, writing_model
+from hamu.files import finding_room, parse_json, read_json
 from hamu.models.storage import save_rest
 from hamu.report.pictures import save_figure
 from hamu.unlearning.run_folder import RunFolder
@@ -55,16 +55,16 @@ def test_a_file_that_finds_no_room_is_named_with_the_way_out(tmp_path):
             failure = f"{name} cannot be written: .*File too large; make room, and give the same"
             with quota(100), pytest.raises(HamuError, match=failure):
                 write(name)
-    with pytest.raises(FileNotFoundError), finding_room(tmp_path):  # which names it
+    with pytest.raises(FileNotFoundError), finding_room("nothing"):  # which names it
         (tmp_path / "gone").read_text()
 
 
 @pytest.mark.parametrize("size", [100, 70_000])
 def test_torch_that_finds_no_room_is_told_from_its_other_errors(tmp_path, size):
     refused = pytest.raises(HamuError, match=r"nothing: .*; make room, wait")
-    with quota(size), refused, writing_model("nothing", "wait"):
+    with quota(size), refused, finding_room("nothing", "wait"):
         torch.save(torch.zeros(100_000), tmp_path / "run.pt")
-    with pytest.raises(RuntimeError, match="other"), writing_model("nothing", "wait"):
+    with pytest.raises(RuntimeError, match="other"), finding_room("nothing", "wait"):
         raise RuntimeError("other")
 
 

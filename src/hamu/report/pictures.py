@@ -228,7 +228,7 @@ def plot_attacks(result: attacks.AttackResult, path: Path) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Save a figure to a file, whole or not at all."""
     beside = path.with_name(f".{path.name}.tmp")
-    with finding_room(path):
+    with finding_room(f"{path} cannot be written"):
         figure.savefig(beside, dpi=150, format=path.suffix.lstrip("."))
     plt.close(figure)
     beside.replace(path)

@@ -211,14 +211,15 @@ class RunFolder:
         """Append one JSON line and flush it, so that the log can be read while it grows."""
         if is_main():
             path = self.prepare() / name
-            with files.finding_room(path), open(path, "a", encoding="utf-8") as file:
+            room = files.finding_room(f"{path} cannot be written")
+            with room, open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(dict(content)) + "\n")
 
     def write_text(self, name: str, text: str, *, private: bool = False) -> Path:
         """Write one file whole; a private one is for its owner alone."""
         target = self.prepare() / name
         if is_main():
-            with files.finding_room(target):
+            with files.finding_room(f"{target} cannot be written"):
                 files.write_whole(target, text, private=private)
         return target
 
@@ -252,7 +253,7 @@ class RunFolder:
         if name == files.MERGED:
             remedy = "and merge in another run; what else this one leaves is complete"
         staging = TemporaryDirectory(dir=self.path, prefix=f".{name}.")
-        with files.writing_model(failure, remedy), staging as staged:
+        with files.finding_room(failure, remedy), staging as staged:
             beside = Path(staged, name)
             beside.mkdir()
             save_model(model, beside)

@@ -20,10 +20,10 @@ from hamu.files import (
     RECORD,
     REPORT,
     file_digest,
+    finding_room,
     is_local,
     is_of_hub,
     write_whole,
-    writing_model,
 )
 from hamu.models.language import saved_adapter
 from hamu.models.storage import NeedsCode, folder_of, is_adapter
@@ -106,7 +106,7 @@ def report(
         found.append(replace(run, observed=observed, unobserved=why))
     page = report_page(found, contents=contents)
     # the name of a folder may have bytes that are no text
-    with writing_model(f"the report cannot be written to {target}", "or choose another --output"):
+    with finding_room(f"the report cannot be written to {target}", "or choose another --output"):
         write_whole(target, page.encode(errors="backslashreplace").decode(), private=contents)
     return target
 

@@ -50,10 +50,10 @@ from hamu.files import (
     MANIFEST,
     TRAINER_STATE,
     file_digest,
+    finding_room,
     remove_whole,
     replace_folder,
     sync,
-    writing_model,
 )
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
@@ -114,7 +114,7 @@ class Checkpoints:
     def writing(self, step: int) -> Iterator[Path]:
         """Folder to write into, the checkpoint of this step once all processes have written."""
         failure = f"the checkpoint of step {step} cannot be written into {self._folder}"
-        with writing_model(failure, "and go on from the one before with --resume"):
+        with finding_room(failure, "and go on from the one before with --resume"):
             from_main(self._remove_left)
             try:
                 inside = self.staged / f"{CHECKPOINT}{step}"  # the name that transformers gives it
