@@ -145,7 +145,6 @@ def _shadows(
         found = [task.predict(model, known).logits]
         if unlearn_config is not None:
             args = settings_of_run(unlearn_config, **how).of(UnlearnConfig)
-            args.settle_batch_sizes(is_text=False)
             sets = {"forget": pool.select(mine), "test": unseen.joined(pool.select(rest))}
             own = maker.fitted_problem(model, replace(problem, **sets))
             known_of = retrained and Predictions(retrained.logits[mine], retrained.labels[mine])
