@@ -110,10 +110,11 @@ def test_a_class_is_the_same_in_each_form_of_its_letters(tmp_path):
     assert train.classes == test.classes == ("Hund", "K\u00e4tze")
 
 
-def test_images_below_their_class_are_not_left_out_without_a_word(folder):
+@pytest.mark.parametrize("name", ["one.png", "one.avif"])
+def test_images_below_their_class_are_not_left_out_without_a_word(folder, name):
     (folder / "cat/young").mkdir()
-    shutil.copy(next((folder / "cat").glob("*.png")), folder / "cat/young/one.png")
-    with pytest.raises(HamuError, match=r"one\.png lies in a folder within its class"):
+    shutil.copy(next((folder / "cat").glob("*.png")), folder / "cat/young" / name)
+    with pytest.raises(HamuError, match=f"{name} lies in a folder within its class"):
         read_images(str(folder))
 
 

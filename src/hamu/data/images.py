@@ -282,7 +282,8 @@ def _of_folder(path: Path, split: str) -> _Raw:
             f"train.jsonl, .json, .csv or .parquet"
         )
     for below in folder.glob("*/*/**/*"):
-        if below.suffix.lower() in _SUFFIXES and not _is_hidden(below.relative_to(folder)):
+        is_image = below.suffix.lower() in _SUFFIXES | _NOT_READ
+        if is_image and not _is_hidden(below.relative_to(folder)):
             raise HamuError(
                 f"{below} lies in a folder within its class; put all images of a class beside each "
                 f"other"
