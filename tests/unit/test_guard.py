@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from helpers import Holder, collect
-from torch import nn
+from helpers import Holder, collect, loss, network
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, StepGuard, build_method
 from hamu.core import guard as module
@@ -23,12 +22,6 @@ OPTIMIZERS = {
 both_variants = pytest.mark.parametrize("variant", [HamuQ, HamuU])
 
 
-def network(dtype=torch.float64):
-    torch.manual_seed(0)
-    layers = (nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
-    return nn.Sequential(*layers).to(dtype)
-
-
 def relative(variant):
     return variant(0.5, constraint_mode="relative", stopping="off")
 
@@ -36,19 +29,14 @@ def relative(variant):
 def run(method, name, *, dtype=torch.float64, steps=8, blocks="tensor", scaler=None, **settings):
     """Steps of a run; yields guard, step, and the weights before and after each."""
     model = network(dtype)
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(64, 10, generator=generator).to(dtype)
-    y = torch.randint(4, (64,), generator=generator)
     pair = PairedGradients(model, method, blocks=blocks)
     optimizer = OPTIMIZERS[name](list(model.parameters()))
     guard = StepGuard(pair, optimizer, **settings)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     for number in range(steps):
-        for side, start in zip(SIDES, (0, 32), strict=True):
-            first = start + 4 * number % 32  # other records each time: the momentum lags behind
-            few = slice(first, first + 4)
+        for place, side in enumerate(SIDES):  # other records each time: the momentum lags behind
             with getattr(pair, side)():
-                scaler.scale(nn.functional.cross_entropy(model(x[few]), y[few])).backward()
+                scaler.scale(loss(model, 2 * number + place)).backward()
         step = pair.combine(scaler, keep=guard.keep)
         before = [p.detach().clone() for p in model.parameters()]
         with guard.around(step):

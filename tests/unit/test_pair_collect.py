@@ -14,6 +14,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, build_method
 
 RELATIVE = {"constraint_mode": "relative", "stopping": "off"}
+NOT_KNOWN = r"{}\.weight was frozen or not in the model when PairedGradients was made"
 
 
 @pytest.fixture
@@ -153,14 +154,14 @@ def test_gradients_of_a_side_that_share_memory_are_each_combined_once(name):
 def test_a_frozen_parameter_takes_no_part_and_is_refused_once_it_is_unfrozen(model):
     frozen, both = model[0].weight, (("retain", 1), ("forget", 2))
     frozen.requires_grad_(False)
-    pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
+    pair = pair_of(model)
     assert pair.block_names == ["0.bias", "2.weight", "2.bias"]
     frozen.grad = torch.ones_like(frozen)  # of before, while it is frozen
     assert passed(pair, model, *both)[0].decision == "step"
     assert all(p.grad.norm() > 0 for p in pair.parameters)
     frozen.grad = None
     frozen.requires_grad_(True)
-    with pytest.raises(HamuError, match=r"0\.weight was frozen or not in the model when Pair"):
+    with pytest.raises(HamuError, match=NOT_KNOWN.format(0)):
         passed(pair, model, *both)
     frozen.grad = None
     assert pair.combine().decision == "step"
@@ -171,33 +172,22 @@ def test_a_frozen_parameter_does_not_move_by_a_gradient_of_training_before(model
     loss(model, 1).backward()
     model[0].requires_grad_(False)
     before = model[0].weight.clone()
-    pair = PairedGradients(model, HamuQ(0.3, **RELATIVE))
-    assert passed(pair, model, ("retain", 1), ("forget", 2))[0].decision == "step"
+    assert passed(pair_of(model), model, ("retain", 1), ("forget", 2))[0].decision == "step"
     optimizer.step()
     assert torch.equal(model[0].weight, before)
 
 
-def test_a_layer_replaced_in_the_model_is_refused(model):
-    """Its gradient would be the sum of both sides, and the optimizer would step on it."""
-    pair, both = PairedGradients(model, HamuQ(0.3, **RELATIVE)), (("retain", 1), ("forget", 2))
-    assert passed(pair, model, *both)[0].decision == "step"
-    model[0] = nn.Linear(model[0].in_features, model[0].out_features, dtype=torch.float64)
-    message = r"0\.weight was frozen or not in the model when PairedGradients was made, but has a"
-    with pytest.raises(HamuError, match=message):
-        passed(pair, model, *both)
-
-
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_layer_added_later_is_refused(model, steps):
-    """As a second adapter beside the first: all that the pair knows have gradients."""
-    pair, both = PairedGradients(model, HamuQ(0.3, **RELATIVE)), (("retain", 1), ("forget", 2))
+@pytest.mark.parametrize(("place", "sizes"), [(0, (6, 16)), (3, (4, 4))])
+def test_a_layer_replaced_or_added_later_is_refused(model, pair, steps, place, sizes):
+    """Its gradient would be the sum of both sides, and the optimizer would step on it."""
+    both = (("retain", 1), ("forget", 2))
     for _ in range(steps):
         passed(pair, model, *both)
-    model.append(nn.Linear(4, 4, dtype=torch.float64))
-    with pytest.raises(HamuError, match=r"3\.weight was frozen or not in the model"):
-        passed(pair, model, *both)
-    with pytest.raises(HamuError, match=r"3\.weight was frozen or not in the model"):
-        pair.combine()
+    setattr(model, str(place), nn.Linear(*sizes, dtype=torch.float64))
+    for act in (lambda: passed(pair, model, *both), pair.combine):
+        with pytest.raises(HamuError, match=NOT_KNOWN.format(place)):
+            act()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
