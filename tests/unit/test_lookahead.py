@@ -99,21 +99,6 @@ def test_a_gradient_is_taken_at_the_point_ahead_and_the_weights_stay(made):
         assert grad is None or grad.equal(parameter.grad)
 
 
-def test_the_point_ahead_is_where_adam_fine_tunes_to_and_starts_again_after_its_depth(made):
-    model, _, lookahead = made
-    batches = [batch("retain", 4, step) for step in range(3)]
-    for one, copy in zip(batches, fine_tuned(new_model().eval(), batches), strict=True):
-        lookahead.advance([(one, batch("forget", 4))])
-        assert alike(point(lookahead, model), copy.parameters(), atol=1e-6)
-    assert (lookahead.taken, lookahead.cycles) == (3, 0)
-    far = point(lookahead, model)
-    lookahead.advance([(batch("retain", 4), batch("forget", 4))])
-    assert (lookahead.taken, lookahead.cycles) == (1, 1)
-    moves = [[(a - b).abs().max() for a, b in zip(there, model.parameters(), strict=True)]
-             for there in (far, point(lookahead, model))]  # fmt: skip
-    assert max(moves[1]) <= 0.0101 < max(moves[0]), "one step from the model's weights again"
-
-
 def test_the_point_moves_along_with_the_model(made):
     model, _, lookahead = made
     lookahead.advance([(batch("retain", 4), batch("forget", 4))])
