@@ -70,6 +70,14 @@ def batch(side, part=slice(None)):
     return torch.randn(12, 8, generator=generator)[part], torch.arange(12)[part] % 3
 
 
+def collect(pair, model, place="cpu", part=slice(None)):
+    """Pass both sides."""
+    for side in ("retain", "forget"):
+        x, y = batch(side, part)
+        with getattr(pair, side)():
+            F.cross_entropy(model(x.to(place)), y.to(place)).backward()
+
+
 def images(count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (count, 1, 6, 6), generator=generator, dtype=torch.uint8)
@@ -164,10 +172,7 @@ def test_running_means_for_the_criterion_are_those_of_the_cpu(early, where):
         model.to(place)
         pair = pair or PairedGradients(model, method, **settings)
         for step in range(18):
-            for side in ("retain", "forget"):
-                x, y = batch(side, slice(step % 6, None))
-                with getattr(pair, side)():
-                    F.cross_entropy(model(x.to(place)), y.to(place)).backward()
+            collect(pair, model, place, slice(step % 6, None))
             found = pair.combine().population
         return vars(found)
 
@@ -193,10 +198,7 @@ def test_running_means_wait_for_gradients_that_are_on_their_way_to_the_host(devi
         if place == "cpu":
             monkeypatch.setattr("hamu.core.combine._offloaded", offloaded)
             monkeypatch.setattr(torch.accelerator, "current_stream", stream)
-        for side in ("retain", "forget"):
-            x, y = batch(side)
-            with getattr(pair, side)():
-                F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+        collect(pair, model, device)
         pair.combine()
         found.append(pair.state_dict()["population"]["sums"].cpu())
     assert torch.equal(*found)
@@ -208,11 +210,7 @@ def test_a_run_may_move_to_the_device_with_what_it_remembers(device):
         model = network()
         pair = PairedGradients(model, build_method("gru-ema"))
         for place in places:
-            model.to(place)
-            for side in ("retain", "forget"):
-                x, y = batch(side)
-                with getattr(pair, side)():
-                    F.cross_entropy(model(x.to(place)), y.to(place)).backward()
+            collect(pair, model.to(place), place)
             pair.combine()
         found.append(torch.cat([p.grad.cpu().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
@@ -304,10 +302,7 @@ def test_a_model_over_a_device_and_the_host_steps_as_on_one(device, offload):
         model.layers[:2].to(places[0])
         model.layers[2:].to(places[1])
         pair = PairedGradients(model, HamuQ(0.3, **RELATIVE), offload_grads=offload)
-        for side in ("retain", "forget"):
-            x, y = batch(side)
-            with getattr(pair, side)():
-                F.cross_entropy(model(x), y.to(places[1])).backward()
+        collect(pair, model)
         pair.combine()
         found.append([p.grad for p in model.parameters()])
         assert all(p.grad.device == p.device for p in model.parameters())

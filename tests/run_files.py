@@ -3,7 +3,10 @@
 import json
 import os
 import pickle
+import resource
 import shlex
+import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 from hamu.cli import main
@@ -36,6 +39,19 @@ def read_rows(path):
 
 def write_rows(path, rows):
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@contextmanager
+def quota(size):
+    """Lets no file become larger than so many bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, earlier)
 
 
 def contents(folder="."):

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import time
@@ -14,14 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 from interrupting import FORKS, at_step
-from run_files import contents, read, read_rows
+from run_files import contents, quota, read, read_rows
 from safetensors.torch import load_file, save_file
 
 from hamu import HamuError
 from hamu.cli import main
 from hamu.errors import Interrupted
 from hamu.files import remove_whole
-from hamu.models import load_classifier
 from hamu.unlearning.jobs import training
 from hamu.unlearning.trainer.logs import ProgressBar, silent
 from hamu.unlearning.trainer.resumable import ResumableTrainer
@@ -390,12 +388,17 @@ def test_a_folder_may_be_moved_and_a_run_be_interrupted_again(
     assert outcome(tmp_path / "moved") == whole(*BEST_OF_EPOCHS)
 
 
-def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_model, tmp_path):
+@pytest.fixture
+def continued(model, trainer_of):
+    """Saves a run after one step; makes a trainer that may go on with it."""
+    trainer_of(model, max_steps=1, save_strategy="steps", save_steps=1).train()
+    return lambda **settings: trainer_of(model, max_steps=2, **settings)
+
+
+def test_a_damaged_checkpoint_that_is_asked_for_is_refused(continued, tmp_path):
     checkpoint = tmp_path / "run/checkpoint-1"
-    saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    trainer_of(load_classifier(str(saved_model)), **saves).train()
     (checkpoint / "scheduler.pt").write_bytes(b"")
-    again = trainer_of(load_classifier(str(saved_model)))
+    again = continued()
     with pytest.raises(HamuError, match=r"checkpoint-1 is damaged: scheduler\.pt is not as it was"):
         again.train(resume_from_checkpoint=str(checkpoint))
     with pytest.raises(HamuError, match="there is no whole checkpoint in"):
@@ -405,21 +408,15 @@ def test_a_damaged_checkpoint_that_is_asked_for_is_refused(trainer_of, saved_mod
 @pytest.mark.parametrize(("name", "value"), [
     ("learning_rate", 0.5), ("seed", 1), ("optim", "adamw_torch"), ("forget_objective", "npo"),
 ])  # fmt: skip
-def test_a_trainer_resumes_by_no_other_settings(trainer_of, saved_model, name, value):
-    saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    trainer_of(load_classifier(str(saved_model)), **saves).train()
-    again = trainer_of(load_classifier(str(saved_model)), max_steps=2, **{name: value})
+def test_a_trainer_resumes_by_no_other_settings(continued, name, value):
     with pytest.raises(HamuError, match=f"the run began with {name} .*, not {value}"):
-        again.train(resume_from_checkpoint=True)
+        continued(**{name: value}).train(resume_from_checkpoint=True)
 
 
-def test_a_trainer_resumes_with_as_many_records(trainer_of, saved_model, problem):
-    saves = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
-    trainer_of(load_classifier(str(saved_model)), **saves).train()
+def test_a_trainer_resumes_with_as_many_records(continued, problem):
     fewer = problem.forget.select(range(len(problem.forget) - 1))
-    again = trainer_of(load_classifier(str(saved_model)), forget=fewer, max_steps=2)
     with pytest.raises(HamuError, match=r"the run began with forget records .*; resume it with"):
-        again.train(resume_from_checkpoint=True)
+        continued(forget=fewer).train(resume_from_checkpoint=True)
 
 
 def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_of):
@@ -446,15 +443,8 @@ def test_a_module_of_ones_own_with_shared_and_buffered_tensors_resumes(trainer_o
 
 def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(tmp_path, whole, broken, resume):
     broken(2, *EVERY_STEP, *ADAM)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    # a quota: model files are larger, logs are not
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
+    with quota(100_000):  # model files are larger, logs are not
         code, _, err = resume()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, earlier)
     assert (code, err.count("\n")) == (2, 1)
     assert "hamu unlearn: the checkpoint of step 3 cannot be written into run: " in err
     assert "make room, and go on from the one before with --resume" in err

@@ -340,6 +340,13 @@ def found():
     return assessed(batch_size=10, most_batches=2, **QUICK)
 
 
+def at_cosines(found, cosines, method):
+    """The assessment of a method, of blocks with these cosines."""
+    gram = gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines)
+    frontiers = {method.name: frontier(gram, method)}
+    return replace(found, method=method, gram=gram, frontiers=frontiers)
+
+
 NEXT_TO_NOTHING = "It will be very hard: this demand costs nothing, but it forgets next to nothing"
 
 
@@ -359,21 +366,17 @@ NEXT_TO_NOTHING = "It will be very hard: this demand costs nothing, but it forge
     ],
 )
 def test_it_answers_how_hard_it_will_be(found, variant, cosines, constraint, code, answer):
-    method = variant(constraint, "relative" if constraint < 1 else "absolute")
-    gram = gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines)
-    judged = replace(
-        found, method=method, gram=gram, frontiers={method.name: frontier(gram, method)}
+    judged = at_cosines(
+        found, cosines, variant(constraint, "relative" if constraint < 1 else "absolute")
     )
     assert judged.verdict.code == code
     assert answer in plain_answer(judged)
-    clamped = replace(judged, method=replace(method, on_infeasible="clamp"))
+    clamped = replace(judged, method=replace(judged.method, on_infeasible="clamp"))
     assert clamped.verdict.code == (3 if constraint > 1 else code), "the most is asked"
 
 
 def test_not_all_is_free_where_a_little_has_a_price(found):
-    method = HamuQ(0.9999, "relative")
-    gram = gram_at([2.0], [1.0], [0.07])
-    judged = replace(found, method=method, gram=gram, frontiers={"hamu-q": frontier(gram, method)})
+    judged = at_cosines(found, [0.07], HamuQ(0.9999, "relative"))
     assert judged.verdict.code == 3
     assert "is free (99.8%)" in judged.verdict.reason
 
@@ -395,11 +398,7 @@ def test_not_all_is_free_where_a_little_has_a_price(found):
 def test_it_says_where_the_stopping_criterion_would_end_the_run(
     found, cosines, asked, stopping, answer
 ):
-    method = HamuQ(asked, "relative", stopping=stopping)
-    gram = gram_at([2.0] * len(cosines), [1.0] * len(cosines), cosines)
-    judged = replace(
-        found, method=method, gram=gram, frontiers={method.name: frontier(gram, method)}
-    )
+    judged = at_cosines(found, cosines, HamuQ(asked, "relative", stopping=stopping))
     assert answer in plain_answer(judged)
     small_is_stopped = stopping == "any"  # by its hardest block, whatever is asked
     assert ("--stopping off" in judged.verdict.suggestion) == small_is_stopped

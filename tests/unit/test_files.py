@@ -1,14 +1,12 @@
 """Files that runs leave: damaged JSON, what the mask lets others open, checkpoints that stay."""
 
 import os
-import resource
-import signal
 import stat
-from contextlib import contextmanager
 
 import pytest
 import torch
 from matplotlib import pyplot as plt
+from run_files import quota
 from small_models import small_vision_transformer
 
 from hamu import HamuError
@@ -30,18 +28,6 @@ def test_a_damaged_file_is_named_with_what_to_remove(tmp_path, content):
         read_json(path, remove=tmp_path)
     path.write_text('{"seed": 1}')
     assert parse_json(path) == read_json(path) == {"seed": 1}
-
-
-@contextmanager
-def quota(size):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, earlier)
 
 
 def test_a_file_that_finds_no_room_is_named_with_the_way_out(tmp_path):
