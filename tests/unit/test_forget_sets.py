@@ -44,7 +44,8 @@ def test_the_mixing_ratio_draws_floor_rho_n_from_everything_not_yet_chosen(train
     assert (forget_class(named, None, "2").forget.labels == 2).all()
     composed = replace(train, classes=("é", "0", "owl"))  # a folder's name may be in another form
     assert (forget_class(composed, None, "e\u0301").forget.labels == 0).all()
-    with pytest.raises(HamuError, match="class '1' does not exist in here; choose of 0, 2, 5"):
+    numbers = "class '1' does not exist in here; choose of 0, 2, 5: its classes have numbers"
+    with pytest.raises(HamuError, match=numbers):
         forget_class(replace(train, classes=("0", "2", "5")), None, "1")
 
 
@@ -77,15 +78,10 @@ def test_a_record_is_found_in_every_form_of_its_letters_and_with_other_white_spa
         assert matching(train, normalize(form, "who~sé$")) == [0, 1, 3]
 
 
-def test_a_second_data_set_takes_its_twins_out_of_the_retain_set(train):
-    forget = train.select([3, 4, 5])
-    problem = forget_data(train, None, forget)
-    assert len(problem.retain) == 297
-    assert not set(problem.retain.digests()) & set(forget.digests())
-    assert (problem.not_found, problem.copies()) == (0, 0)
-    renamed = replace(forget, labels=(forget.labels + 1) % 3)
+def test_another_label_is_another_record(train):
+    renamed = replace(train, labels=(train.labels + 1) % 3).select([3, 4, 5])
     problem = forget_data(train, None, renamed, allow_missing=True)
-    assert (len(problem.retain), problem.not_found) == (300, 3), "another label is another record"
+    assert (len(problem.retain), problem.not_found) == (300, 3)
 
 
 def test_a_text_that_is_divided_otherwise_into_prompt_and_answer_is_no_twin():
@@ -150,10 +146,6 @@ def test_texts_in_other_case_or_punctuation_are_near_copies():
     ("choose", "message"),
     [
         (lambda t: forget_class(t, None, "cow"), "class 'cow' .* in here; choose of cat, dog"),
-        (
-            lambda t: forget_class(replace(t, classes=("0", "1", "2")), None, "cat"),
-            "class 'cat' does not exist in here; choose of 0, 1, 2: its classes have numbers",
-        ),
         (lambda t: forget_class(t, None, 0, 1.5), r"rho is a share in \[0, 1\]; got 1.5"),
         (
             lambda t: forget_class(t.select([1, 2]), None, 0),
