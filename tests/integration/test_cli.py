@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 from run_files import contents, read_rows, report_in
 from small_models import small_vision_transformer
@@ -136,22 +135,6 @@ def test_evaluate_without_data_or_model_to_compare_with_states_no_goal(done, tmp
     assert "give --test_data (records never trained on), --retain_model" in out
     assert re.search("membership AUC +not measured", out)
     assert report_in(tmp_path / "out")["goal"] is None
-
-
-def test_flags_win_over_the_config_and_the_config_over_the_recipe(done, tmp_path, saved_model):
-    (tmp_path / "run.yaml").write_text(
-        "learning_rate: 0.3\nunlearn:\n  constraint: 0.25\n  max_steps: 1\n"
-    )
-    done(
-        f"unlearn --recipe digits --config run.yaml --model {saved_model} --learning_rate 0.07 "
-        "--max_eval_samples 32 --output_dir out"
-    )
-    used = yaml.safe_load((tmp_path / "out/config.yaml").read_text())
-    assert (used["learning_rate"], used["data"], used["max_steps"]) == (0.07, "digits", 1)
-    assert float(used["constraint"]) == 0.25
-    line = json.loads((tmp_path / "out/steps.jsonl").read_text())
-    assert line["learning_rate"] == 0.07
-    assert line["demand"] == pytest.approx(0.25 * line["max_demand"])
 
 
 @pytest.mark.parametrize(("method", "warning"), [
@@ -366,20 +349,6 @@ def evaluated(done, few_digits, tmp_path):
         return report_in(tmp_path / name)
 
     return call
-
-
-def test_a_classifier_against_itself_differs_by_nothing_in_half_precision_too(
-    evaluated, saved_model
-):
-    steps = ["--max_steps", "1", "--constraint_mode", "relative", "--stopping", "off", "--bf16"]
-    models = ["--model", saved_model, "--retain_model", saved_model]
-    before = evaluated("unlearn", *models, *steps)["before"]
-    nothing = dict.fromkeys(("loss_difference", "accuracy_difference", "kl"), 0.0)
-    for figures in before["against_retain_model"].values():
-        assert figures == nothing | {"agreement": 1.0}
-    half = evaluated("evaluate", "--model", saved_model, "--bf16", name="half")
-    full = evaluated("evaluate", "--model", saved_model, name="full")
-    assert half["forget"] == before["forget"] != full["forget"]
 
 
 @pytest.mark.parametrize("rho", [0, 0.75])

@@ -56,12 +56,6 @@ def test_an_object_in_place_of_a_file_is_refused(options):
         hamu.unlearn(**options)
 
 
-def test_an_unknown_option_is_refused_with_the_closest():
-    message = "unrecognized arguments: --modle=resnet8; did you mean --model"
-    with pytest.raises(hamu.HamuError, match=message):
-        hamu.evaluate(modle="resnet8")
-
-
 @pytest.mark.parametrize("code", [
     "import hamu.assess; import hamu; assert callable(hamu.assess); hamu.assess.Assessment",
     "import hamu; hamu.assess; import hamu.assess; assert callable(hamu.assess); hamu.assess.Assessment",

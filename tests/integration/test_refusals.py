@@ -40,7 +40,6 @@ def origin(tmp_path_factory):
         noise = np.random.default_rng(1).integers(0, 256, (6, 8, 8), dtype=np.uint8)
         np.savez("other.npz", images=noise, labels=np.arange(6) % 3)
         np.savez("colours.npz", images=colours, labels=np.arange(20) % 3)
-        Path("broken.jsonl").write_text('{"question": "a?", "answer": "b"}\n{"question": "c?", "a')
         Path("cats/cat").mkdir(parents=True)
         Image.new("L", (8, 8)).save("cats/cat/0.png")
         long = {"question": "a? " * 999, "answer": "b", "perturbed_answer": "c"}
@@ -101,7 +100,6 @@ evaluate IMAGE --model a\0b => model 'a\\x00b' has a character that no text may 
 assess IMAGE --dry_run => assess has no --dry_run, which is for hamu train and hamu unlearn; leave it out
 compare IMAGE --resume => compare has no --resume, as the same command again goes on where it was; leave
 unlearn IMAGE --without_forget => has no --without_forget, which is for hamu train; leave it out
-unlearn IMAGE --eval_on_start False => eval_on_start measures the baseline of every figure; leave it on
 unlearn IMAGE --save_only_model => has save_only_model, which has no place here: give --resume and the --output_dir of a run
 train --data a.npz => name the model with --model: resnet20, tiny-llama, or a saved one
 evaluate --data a.npz => name the model with --model: one of hamu train, or hub:OWNER
@@ -121,7 +119,6 @@ unlearn IMAGE --load_in_4bit => load_in_4bit True is not for images; leave it ou
 unlearn IMAGE --rho 0.5 => rho is for --forget_class; leave it out with --forget_rows
 unlearn --recipe tofu-llama2-lora --model x --data_dir d => --data_dir d has no effect on hub:locuslab/TOFU:full@train and
 unlearn IMAGE --output_dir mine --overwrite => holds thesis.txt, which is not of a run
-unlearn IMAGE --output_dir mine => the output folder mine is in use
 unlearn IMAGE --output_dir image/inside => the source image overlap
 attack TEXT --unrelated_data mine --output_dir mine/out => the source mine overlap
 unlearn IMAGE --forget_objective idk --max_steps 1 => idk needs another answer to each forget record, which images have
@@ -141,7 +138,6 @@ unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:O
 train --data nowhere --model resnet8 --expected_retain 9 --expected_forget 1 --dry_run => nowhere is neither a file nor
 train --model tiny-llama --expected_retain 9 --expected_forget 1 --dry_run => name the training data with --data
 train --data t.jsonl --model tiny-llama --lora => is new and trained whole; leave --lora and
-unlearn --data broken.jsonl --forget_rows 0 --model text => broken.jsonl cannot be read
 unlearn --data t.jsonl --model text --forget_filter answer=Nobody => the forget set is empty
 unlearn --data t.jsonl --model text --forget_data gone.jsonl => 1 of 2 records of gone.jsonl are not in
 unlearn TEXT --model_dtype bfloat16 => would be trained in half precision

@@ -9,7 +9,6 @@ import torch
 from hamu import HamuError
 from hamu.core.objectives import log_odds, loss_at
 from hamu.data import ImageData, TextRecord, TextRecords
-from hamu.errors import percent
 from hamu.evaluation import Predictions, TokenPredictions
 from hamu.unlearning.goals import (
     Goal,
@@ -172,12 +171,6 @@ def test_a_goal_that_lacks_what_it_compares_with_names_it(sets, kind, message):
     with pytest.raises(HamuError, match="^" + message):
         choose_goal(sets, asked(kind), has_retain_model=False)
     assert choose_goal(sets, asked(None), has_retain_model=False) is None
-
-
-def test_a_share_is_all_or_none_only_if_it_is():
-    shares = (0.0, 1e-5, 0.004, 0.5, 0.996, 0.99999, 1.0)
-    words = ["0%", "0.1%", "0.4%", "50%", "99.6%", "99.9%", "100%"]
-    assert [percent(one) for one in shares] == words
 
 
 def test_figures_show_quantiles_and_the_ten_worst_of_those_that_are_not_forgotten():

@@ -48,9 +48,11 @@ def test_flags_and_files_name_homes_alike(home):
 
 
 @pytest.mark.parametrize("command", TYPES)
-def test_each_command_has_its_section_in_a_file(tmp_path, command):
+def test_each_command_has_its_section_in_a_file_over_which_a_flag_wins(tmp_path, command):
     (tmp_path / "run.yaml").write_text(f"seed: 1\n{command}:\n  seed: 7\n")
-    assert settings_of(command, {"config": tmp_path / "run.yaml"}).given["seed"] == 7
+    asked = {"config": tmp_path / "run.yaml"}
+    assert settings_of(command, asked).given["seed"] == 7
+    assert settings_of(command, asked | {"seed": 9}).given["seed"] == 9
 
 
 def test_a_flag_wins_over_a_list_in_a_file(tmp_path):
