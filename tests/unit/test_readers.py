@@ -18,6 +18,7 @@ from hamu.models import load_classifier
 from hamu.models.language import load_language_model
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 5, 5, 3), dtype=np.uint8)
+PICTURES = [Image.fromarray(one) for one in PIXELS]
 LABELS = np.array([0, 1, 0, 1, 0, 1])
 
 
@@ -40,8 +41,7 @@ def to_parquet(path, image, labels, kind=None):
 @pytest.fixture
 def parquet(tmp_path):
     kind = datasets.ClassLabel(names=["cat", "dog"])
-    pictures = [Image.fromarray(one) for one in PIXELS]
-    to_parquet(tmp_path / "train.parquet", pictures, LABELS.tolist(), kind)
+    to_parquet(tmp_path / "train.parquet", PICTURES, LABELS.tolist(), kind)
     return tmp_path / "train.parquet"
 
 
@@ -230,18 +230,8 @@ def with_arrays(**arrays):
     return lambda folder: to_npz(folder / "a.npz", **{"images": PIXELS, "labels": LABELS} | arrays)
 
 
-def labelled_by(labels):
-    pictures = [Image.fromarray(one) for one in PIXELS[:2]]
-    return lambda folder: to_parquet(folder / "a.parquet", pictures, labels)
-
-
-def with_gap(column):
-    def prepare(folder):
-        rows = {"img": [Image.fromarray(one) for one in PIXELS[:2]], "label": [0, 1]}
-        rows[column][1] = None
-        return to_parquet(folder / "a.parquet", rows["img"], rows["label"])
-
-    return prepare
+def in_parquet(images, labels):
+    return lambda folder: to_parquet(folder / "a.parquet", images, labels)
 
 
 def with_questions(folder):
@@ -274,7 +264,7 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
 @pytest.mark.parametrize(
     ("prepare", "options", "message"),
     [
-        (labelled_by([[0, 1], [1, 0]]), {}, "labels of .* expected a whole number for each of 2"),
+        (in_parquet(PICTURES[:2], [[0, 1], [1, 0]]), {}, "labels .* a whole number for each of 2"),
         (lambda f: str(f / "nowhere"), {}, "is neither a file nor a folder"),
         (damaged("cat/0.png"), {}, r"0\.png of .* is not a readable image: .*; remove or repair"),
         (with_picture("9.tiff", DEEP), {}, r"9\.tiff of .* has more than 8 bits a channel; save"),
@@ -290,9 +280,9 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (damaged("b.npz", b"junk"), {}, r"b\.npz cannot be read as npz: it is none, or cut short"),
         (with_arrays(images=PIXELS.transpose(0, 3, 1, 2)), {}, "with 1 to 4 channels"),
         (with_arrays(), {"image_size": 0}, "image_size 0 must be at least 1"),
-        (lambda f: to_parquet(f / "a.parquet", [1.5], [0]), {}, "column img of .* holds no images"),
-        (with_gap("img"), {}, "row 1 of .* has no image; remove it"),
-        (with_gap("label"), {}, "row 1 of .* has no label; remove or label it"),
+        (in_parquet([1.5], [0]), {}, "column img of .* holds no images"),
+        (in_parquet([PICTURES[0], None], [0, 1]), {}, "row 1 of .* has no image; remove it"),
+        (in_parquet(PICTURES[:2], [0, None]), {}, "row 1 of .* has no label; remove or label it"),
         (saved_to_disk, {}, "saved was written by save_to_disk, .*; write .* with its to_parquet"),
         (with_empty_class, {}, "owl holds no images, though each folder in .* is a class"),
         (str, {"num_channels": 2}, r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)"),
@@ -353,6 +343,6 @@ def test_a_name_of_the_hub_has_configuration_and_split(source, asked, monkeypatc
     [(["owl", "cat"], ("cat", "owl"), [1, 0]), (["10", "2"], ("2", "10"), [1, 0])],
 )
 def test_labels_may_be_names(folder, texts, classes, labels):
-    data = read_images(labelled_by(texts)(folder))
+    data = read_images(in_parquet(PICTURES[:2], texts)(folder))
     assert data.classes == classes
     assert data.labels.tolist() == labels
