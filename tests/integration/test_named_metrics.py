@@ -86,7 +86,7 @@ def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (f"{OF_NOISE} {SHADOWS}", "ulira repeats the run that made the model"),
+    (f"{OF_NOISE} {SHADOWS}", "is in no folder of hamu unlearn; leave out ulira"),
     ("--data noise --forget_rows 1,2,3 --model original/model --metrics rmia",
      "at least 5 test images of the classes that are forgotten; there are 3"),
     (f"{FORGET} --lm_eval arc_easy", "pip install 'hamu[lm-eval]'"),

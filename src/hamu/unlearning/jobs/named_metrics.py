@@ -174,31 +174,19 @@ def _settings_behind(model: str, *, unlearned: bool) -> tuple[Path, Path | None]
     is_of_run = config.with_name(RECORD).is_file()
     if is_of_run:
         config = Path(str(settings_of_run(run).of(RunOptions).model)).parent / CONFIG
+    is_checkpoint, wrong = Path(model).name.startswith(CHECKPOINT), ""
     if is_of_run and config.with_name(RECORD).is_file():
-        raise HamuError(
-            f"rmia and ulira repeat one training and one unlearning, and {model} was unlearned "
-            f"twice, first in {config.parent}"
-        )
-    if not config.is_file():
-        raise HamuError(
-            f"rmia and ulira train shadow models as the original model was trained, and {config} "
-            f"is not there; name a model of hamu train, or of a run of hamu unlearn from one"
-        )
-    if unlearned and not is_of_run:
-        raise HamuError(
-            f"ulira repeats the run that made the model, and {model} is in no folder of hamu "
-            f"unlearn; leave out ulira"
-        )
-    if Path(model).name.startswith(CHECKPOINT) and (unlearned or not is_of_run):
-        raise HamuError(
-            f"rmia and ulira repeat a run to its end, and {model} is an earlier state; name its "
-            f"{MODEL} in place of it"
-        )
-    if unlearned and settings_of_run(run).of(UnlearnConfig).load_best_model_at_end:
-        raise HamuError(
-            f"ulira repeats a run to its end, and {model} is an earlier state "
-            f"(--load_best_model_at_end); leave out ulira"
-        )
+        wrong = f"{model} was unlearned twice, first in {config.parent}"
+    elif not config.is_file():
+        wrong = f"{config} is not there; name a model of hamu train, or unlearned from one"
+    elif unlearned and not is_of_run:
+        wrong = f"{model} is in no folder of hamu unlearn; leave out ulira"
+    elif is_checkpoint and (unlearned or not is_of_run):
+        wrong = f"{model} is an earlier state; name its {MODEL} in place of it"
+    elif unlearned and settings_of_run(run).of(UnlearnConfig).load_best_model_at_end:
+        wrong = f"{model} is an earlier state (--load_best_model_at_end); leave out ulira"
+    if wrong:
+        raise HamuError(f"rmia and ulira repeat the runs that made the model, but {wrong}")
     return config, run if unlearned else None
 
 
