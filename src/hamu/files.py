@@ -153,14 +153,15 @@ def file_digest(path: Path) -> str:
 
 @contextmanager
 def finding_room(failure: str, remedy: str = "and give the same command again") -> Iterator[None]:
-    """Say what cannot be written where a disk is full; torch.save says so in words only."""
+    """Say what cannot be written, and the way out; torch.save tells of a full disk in words."""
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
-        is_other = isinstance(error, RuntimeError) and not _OF_TORCH_SAVE.search(str(error))
-        if is_other or (isinstance(error, OSError) and error.errno not in _NO_ROOM):
+        if isinstance(error, RuntimeError) and not _OF_TORCH_SAVE.search(str(error)):
             raise
-        raise HamuError(f"{failure}: {first_line(error)}; make room, {remedy}") from error
+        has_room = isinstance(error, OSError) and error.errno not in _NO_ROOM
+        first = "mend that" if has_room else "make room"
+        raise HamuError(f"{failure}: {first_line(error)}; {first}, {remedy}") from error
 
 
 def write_whole(target: Path, text: str, *, private: bool = False) -> None:

@@ -41,7 +41,8 @@ def test_a_file_that_finds_no_room_is_named_with_the_way_out(tmp_path):
             failure = f"{name} cannot be written: .*File too large; make room, and give the same"
             with quota(100), pytest.raises(HamuError, match=failure):
                 write(name)
-    with pytest.raises(FileNotFoundError), finding_room("nothing"):  # which names it
+    failure = r"nothing: \[Errno 2\] No such file .*; mend that, and give the same command again"
+    with pytest.raises(HamuError, match=failure), finding_room("nothing"):
         (tmp_path / "gone").read_text()
 
 
