@@ -127,7 +127,6 @@ def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):
 
 
 def test_a_local_task_of_the_harness_is_one_of_the_figures(capsys, monkeypatch, tmp_path):
-    pytest.importorskip("lm_eval")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     rows = [
         {"question": f"Who is {a}?", "choices": [a, b, "nobody"], "label": n}
@@ -142,6 +141,6 @@ def test_a_local_task_of_the_harness_is_one_of_the_figures(capsys, monkeypatch, 
     job = f"evaluate {FORGET} --generate 0 --lm_eval tiny.yaml"
     assert run(f"{job} --output_dir harness") == 0
     assert 0 <= report_in("harness")["metrics"]["tiny_acc"] <= 1
-    assert "tiny_acc: " in capsys.readouterr().out
+    assert "tiny_acc" in capsys.readouterr().out.split()
     assert run(f"{job.replace('tiny.yaml', 'no-such-task')} --output_dir refused") == 2
     assert "lm_eval task 'no-such-task' is unknown" in capsys.readouterr().err
