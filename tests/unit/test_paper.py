@@ -5,12 +5,23 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
 from run_files import read, write_rows
 
-from experiments.league import EFFORT, FIGURES, _mean, added, ranked, repeat, table
+from experiments.league import (
+    DEFAULT,
+    EFFORT,
+    FIGURES,
+    _mean,
+    added,
+    entries,
+    ranked,
+    repeat,
+    table,
+)
 from experiments.paper import EXPERIMENTS, Scale, Trained
 from experiments.paper.batches import Batches
 from experiments.paper.common import BASELINES, METHODS, pearson_of
@@ -402,6 +413,33 @@ def test_the_page_of_the_league_shows_what_was_measured():
     results = PUBLISHED.parent / "results"
     page = (results / "league.md").read_text(encoding="utf-8").splitlines()
     assert {*table(read(results / "league.json")).splitlines()} <= {*page}
+
+
+def test_the_readme_sets_the_default_beside_the_best_rival_as_measured():
+    parts = read(PUBLISHED.parent / "results/league.json")
+
+    def costs(problem, entry=DEFAULT):
+        rows = entries(parts, problem)
+        rivals = [row for name, row in rows.items() if row and not name.startswith(DEFAULT)]
+        return mean(rows[entry]["cost"]), min(mean(row["cost"]) for row in rivals)
+
+    def share(*of):
+        ours, best = costs(*of)
+        return ours / best
+
+    airplane = "CIFAR-10, class airplane"
+    texts = share("TOFU, forget10", f"{DEFAULT} 0.76"), share("TOFU, forget01", f"{DEFAULT} 0.145")
+    digits = map(costs, ("digits, class 3", "digits, class 3, ρ = 0.25"))
+    more = sorted(ours - best for ours, best in digits)
+    readme = (PUBLISHED.parents[1] / "README.md").read_text(encoding="utf-8")
+    expected = (
+        f"costs [{share(airplane):.2f} and {share(f'{airplane}, ρ = 0.5'):.1f} times the best rival]"
+        f"(docs/results/league.md) on CIFAR-10, {texts[0]:.2f}–{texts[1]:.2f} times on texts with a "
+        f"larger budget, {more[0]:.3f}–{more[1]:.3f} nats more on digits; it may miss"
+    )
+    assert expected in readme
+    missed = [name for name, part in parts.items() if part["rows"].get(DEFAULT, 0) is None]
+    assert missed == ["CIFAR-10, 100 rows", "TOFU, forget10", "TOFU, forget01"]
 
 
 @pytest.mark.parametrize(("name", "content"), [
