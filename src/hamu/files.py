@@ -83,7 +83,7 @@ def files_of(source: str | Path, split: str, suffixes: Sequence[str]) -> list[Pa
         if path.suffix.lower() not in suffixes:
             raise HamuError(
                 f"{path} is not a data set that can be read; give texts as .jsonl, .json, .csv or "
-                f".parquet, images as .parquet, .npz or a folder per class"
+                f".parquet, images as .parquet, .npz, .csv or a folder per class"
             )
         return [path]
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
@@ -112,6 +112,23 @@ def parquet_table(files: Sequence[Path]) -> Any:
 
     with reading(f"{files[0]} cannot be read as parquet"):
         return pyarrow.concat_tables([parquet.read_table(file) for file in files])
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file by the names in its header, all texts."""
+    import pandas
+
+    how: Any = {"header": None, "dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
+    try:
+        cells = pandas.read_csv(path, **how)
+    except pandas.errors.EmptyDataError:
+        return []
+    header, *rows = cells.fillna("").to_numpy().tolist()
+    for number, name in enumerate(header, 1):
+        if name and header.index(name) < number - 1:  # without its name, which may be a record's
+            same = f"columns {header.index(name) + 1} and {number} have the same name"
+            raise HamuError(f"{path}: {same}; rename one")
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def load_from_hub(source: str, split: str) -> Any:

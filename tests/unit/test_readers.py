@@ -60,6 +60,12 @@ def test_parquet_npz_and_folder_give_the_same_pixels(folder, parquet, tmp_path, 
     assert torch.equal(read_images(str(parquet)).pixels, npz.pixels)
     assert torch.equal(read_images(str(folder)).pixels, npz.pixels[by_class])
     assert read_images(str(folder)).classes == read_images(str(parquet)).classes == ("cat", "dog")
+    paths = sorted(folder.glob("*/*.png"), key=lambda path: int(path.stem))
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name}" for path in paths]
+    (tmp_path / "a.csv").write_text("\n".join(["\ufefffile_name,label", *rows]), encoding="utf-8")
+    csv = read_images(str(tmp_path / "a.csv"))
+    assert torch.equal(csv.pixels, npz.pixels)
+    assert [csv.classes[label] for label in csv.labels] == [path.parent.name for path in paths]
     names = np.array(["cat", "dog"])
     named = to_npz(tmp_path / "b.npz", images=PIXELS, labels=LABELS, classes=names)
     assert (npz.classes, read_images(named).classes) == (("0", "1"), ("cat", "dog"))
@@ -283,6 +289,15 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (in_parquet([1.5], [0]), {}, "column img of .* holds no images"),
         (in_parquet([PICTURES[0], None], [0, 1]), {}, "row 1 of .* has no image; remove it"),
         (in_parquet(PICTURES[:2], [0, None]), {}, "row 1 of .* has no label; remove or label it"),
+        (
+            damaged("a.csv", b"image,label\ncat/9.png,cat"),
+            {},
+            r"cat/9\.png of .* is not a readable",
+        ),
+        (damaged("a.csv", b"image,label\n,cat"), {}, "row 0 of .* has no image; remove it"),
+        (damaged("a.csv", b"image,label\ncat/0.png,"), {}, "row 0 of .* has no label; remove or"),
+        (damaged("a.csv", b"image,label\n\xff.png,cat"), {}, r"a\.csv cannot be read as csv: "),
+        (damaged("a.csv", b""), {}, "no image column .*, but nothing; give --image_column"),
         (saved_to_disk, {}, "saved was written by save_to_disk, .*; write .* with its to_parquet"),
         (with_empty_class, {}, "owl holds no images, though each folder in .* is a class"),
         (str, {"num_channels": 2}, r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)"),

@@ -181,6 +181,9 @@ def test_texts_are_told_from_images(tmp_path):
         assert not is_text(saved(tmp_path / f"{number}.parquet", images))
     with_bytes = [{"question": "Who?", "answer": "Ada.", "key": b"1"}]
     assert is_text(saved(tmp_path / "keys.parquet", with_bytes))
+    for header, holds_text in (("image,label", False), ("image,text", True), ("q,a", True)):
+        (tmp_path / "a.csv").write_text(header)
+        assert is_text(str(tmp_path / "a.csv")) == holds_text
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     for other in ("broken.parquet", "missing.parquet", "."):
         assert not is_text(str(tmp_path / other))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from hamu.errors import HamuError, reading
-from hamu.files import DIGITS, files_of, is_of_hub, load_from_hub, parquet_table
+from hamu.files import DIGITS, csv_rows, files_of, is_of_hub, load_from_hub, parquet_table
 
 CLASSES = "classes"  # the array of class names that an npz may hold
 _SUFFIXES = {
@@ -26,10 +26,10 @@ _SUFFIXES = {
     *(".ppm", ".pgm"),
 }
 _NOT_READ = {".avif", ".heic", ".heif", ".jp2", ".jxl", ".tga", ".dng"}
-_OF_SPLITS = (".parquet", ".npz")
+_OF_SPLITS = (".parquet", ".npz", ".csv")
 _MOST_CLASSES = 100_000
 _Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
-IMAGE_COLUMNS = ("image", "img", "images", "pixel_values", "x")
+IMAGE_COLUMNS = ("image", "img", "images", "pixel_values", "x", "file_name")
 _COLUMNS = {
     "image": IMAGE_COLUMNS,
     "label": ("label", "labels", "fine_label", "y"),
@@ -147,10 +147,11 @@ def read_images(
     """Read one split of a data set of labelled images; only a source of the hub uses the network.
 
     Args:
-        source: "digits" (bundled with scikit-learn), a .parquet or .npz file, a folder with one
-            subfolder of images per class, a folder that holds "train" and "test" as such files,
-            folders or parts, or "hub:OWNER/NAME". Classes of a folder are in the order of their
-            names, or of their numbers if all are numbers; its rows by class, then by file name.
+        source: "digits" (bundled with scikit-learn), a .parquet, .npz or .csv file (of paths from
+            its folder), a folder with one subfolder of images per class, a folder that holds
+            "train" and "test" as such files, folders or parts, or "hub:OWNER/NAME". Classes of a
+            folder are in the order of their names, or of their numbers if all are numbers; its
+            rows by class, then by file name.
         split: "train" or "test", for sources that have both.
         image_size: resize to this many pixels squared (bilinear).
         num_channels: convert to 1 (grey) or 3 (RGB) channels; by default RGB, unless all are grey.
@@ -207,9 +208,11 @@ def _raw(source: str, split: str, columns: Mapping[str, str | None]) -> _Raw:
         return _of_npz(files[0], columns)
     import datasets
 
-    with reading(f"{files[0]} cannot be read as parquet"):
-        # Not Dataset.from_parquet: that would leave a copy of the user's data in a cache folder.
-        table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(files)))
+    with reading(f"{files[0]} cannot be read as {files[0].suffix[1:].lower()}"):
+        if files[0].suffix.lower() == ".csv":
+            table = datasets.Dataset.from_list(csv_rows(files[0]))
+        else:  # not from_parquet: that would leave a copy of the user's data in a cache folder
+            table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(files)))
     return _of_table(table, str(files[0]), columns)
 
 
@@ -252,11 +255,17 @@ def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Ra
         cells = table.cast_column(image, datasets.Image(decode=False)).with_format(None)[image]
     with reading(f"the labels of {source} are not numbers"):
         labels = np.asarray(table[label])
-    for row, one in enumerate(labels if labels.dtype == object else ()):
-        if one is None:
+    for row, one in enumerate(labels if labels.dtype.kind in "OU" else ()):
+        if one is None or one == "":
             raise HamuError(f"row {row} of {source} has no label; remove or label it")
-    pictures = (c and (io.BytesIO(c["bytes"]) if c["bytes"] else c["path"]) for c in cells)
-    return pictures, labels, classes
+    folder = Path(source).parent
+
+    def opened(cell: dict[str, Any]) -> io.BytesIO | Path | None:
+        if cell["bytes"]:
+            return io.BytesIO(cell["bytes"])
+        return folder / cell["path"] if cell["path"] else None
+
+    return (cell and opened(cell) for cell in cells), labels, classes
 
 
 def _column(
@@ -268,7 +277,8 @@ def _column(
     if found is None:
         looked = repr(own) if own else " or ".join(candidates)
         way = f"give --{role}_column" + ", or --task text" * (role == "image" and own is None)
-        raise HamuError(f"{source} has no {role} column {looked}, but {', '.join(names)}; {way}")
+        there = ", ".join(names) or "nothing"
+        raise HamuError(f"{source} has no {role} column {looked}, but {there}; {way}")
     return found
 
 

@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 from hamu.core.objectives import IGNORED
 from hamu.data import images
 from hamu.errors import HamuError, reading
-from hamu.files import MINIATURE, files_of, is_of_hub, load_from_hub, parquet_table
+from hamu.files import MINIATURE, csv_rows, files_of, is_of_hub, load_from_hub, parquet_table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -204,30 +204,40 @@ def read_text(
 
 
 def is_text(source: str) -> bool:
-    """Tell text from images: by ending, a folder by its training file, parquet by its columns.
+    """Tell text from images: by ending, a folder by its training file, tables by their columns.
 
     A data set of the hub can be either, and is taken for images.
     """
-    if source == MINIATURE or source.lower().endswith((".jsonl", ".json", ".csv")):
+    if source == MINIATURE or source.lower().endswith((".jsonl", ".json")):
         return True
     path = Path(source)
     if path.is_dir():
         inner = files_of(path, "train", _SUFFIXES)
         return bool(inner) and is_text(str(inner[0]))
-    if path.suffix.lower() != ".parquet" or not path.is_file():
-        return False
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".parquet") or not path.is_file():
+        return suffix == ".csv"
+    import pandas
     import pyarrow
     from pyarrow import parquet
 
     try:
+        if suffix == ".csv":
+            names = [*pandas.read_csv(path, nrows=0, encoding="utf-8-sig")]
+            has_images = not {*images.IMAGE_COLUMNS}.isdisjoint(names)
+            return not has_images or _has_texts(names)
         schema = parquet.read_schema(path)
-    except (pyarrow.ArrowException, OSError):  # a damaged file is reported when it is read
-        return False
+    except (pyarrow.ArrowException, OSError, ValueError):  # damage is reported when it is read
+        return suffix == ".csv"
     has_images = any(
         name in images.IMAGE_COLUMNS and "binary" in str(kind)
         for name, kind in zip(schema.names, schema.types, strict=True)
     )
-    return not has_images and any({*shape} - {""} <= {*schema.names} for shape in _SHAPES)
+    return not has_images and _has_texts(schema.names)
+
+
+def _has_texts(names: Sequence[str]) -> bool:
+    return any({*shape} - {""} <= {*names} for shape in _SHAPES)
 
 
 def has_test_split(source: str) -> bool:
@@ -256,25 +266,9 @@ def _rows(source: str, split: str) -> list[Any]:
         if suffix == ".parquet":
             return list(parquet_table(files).to_pylist())
         try:
-            return _csv(files[0]) if suffix == ".csv" else _json(files[0])
+            return csv_rows(files[0]) if suffix == ".csv" else _json(files[0])
         except UnicodeDecodeError as error:
             raise HamuError(f"{files[0]} cannot be read: {error}; save it as UTF-8") from error
-
-
-def _csv(path: Path) -> list[Any]:
-    import pandas
-
-    how: Any = {"header": None, "dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
-    try:
-        cells = pandas.read_csv(path, **how)
-    except pandas.errors.EmptyDataError:
-        return []
-    header, *rows = cells.fillna("").to_numpy().tolist()
-    for number, name in enumerate(header, 1):
-        if name and header.index(name) < number - 1:  # without its name, which may be a record's
-            same = f"columns {header.index(name) + 1} and {number} have the same name"
-            raise HamuError(f"{path}: {same}; rename one")
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def _json(path: Path) -> list[Any]:
