@@ -43,6 +43,7 @@ def test_training_and_unlearning_refuse(settings, message):
         ({"shuffle": "never"}, "shuffle 'never' is unknown; choose epoch or once"),
         ({"radius": "large"}, "radius 'large' is neither \"gradient\" nor a number"),
         ({"max_eval_samples": 0}, "max_eval_samples 0 must be at least 1"),
+        ({"max_skips": 0}, "max_skips 0 must be at least 1"),
         ({"correct_steps": True, "method": "ga"}, "ga promises nothing; --correct_steps needs"),
         ({"check_steps": -1}, "check_steps -1 must be 0 or more"),
         ({"forget_objective": "idk", "max_forget_loss": 2.0}, "max_forget_loss is a loss of the"),

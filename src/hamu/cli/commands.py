@@ -159,7 +159,7 @@ def _assessed(found: jobs.Assessed) -> Iterator[Any]:
         worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
         against = f"{side} records hardest against the {other[side]} gradient, by row: {worst}"
         tenth = f"; a tenth of them makes up {records.top_share:.0%} of the conflict"
-        yield against + tenth * (len(records.values) >= 10)
+        yield against + tenth * (len(records.values) >= 10 and records.top_share > 0)
     yield f"\n{verdict.reason}"
     if 0 < result.curvature_samples < min(_MANY, result.records["retain"]):
         few = f"{result.curvature_samples} records tend to overstate the curvature, and with it"

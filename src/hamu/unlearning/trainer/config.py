@@ -320,7 +320,7 @@ class UnlearnConfig(TrainConfig):
         for name, choices in _CHOICES.items():
             value, either = getattr(self, name), f"{', '.join(choices[:-1])} or {choices[-1]}"
             _check(value in choices, f"{name} {value!r} is unknown; choose {either}")
-        for name in ("max_eval_samples", "lookahead_steps", "trust_region_growth"):
+        for name in ("max_eval_samples", "lookahead_steps", "trust_region_growth", "max_skips"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{name} {value} must be at least 1")
         if self.forget_objective is not None:
