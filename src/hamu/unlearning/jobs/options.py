@@ -98,8 +98,8 @@ class DataOptions:
 
     data: str | None = _option(
         None,
-        "Training data: a file (images: .parquet, .npz, .csv; text: .jsonl, .json, .csv, .parquet), "
-        "a folder, hub:OWNER/NAME, or bundled: digits (images), miniature (text).",
+        "Training data: a file (images: .parquet, .npz, .csv; text: .jsonl, .json, .csv, "
+        ".parquet), a folder, hub:OWNER/NAME, or bundled: digits (images), miniature (text).",
     )
     task: str = _option(
         "auto",
