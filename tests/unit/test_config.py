@@ -58,6 +58,10 @@ def test_training_and_unlearning_refuse(settings, message):
         (GOAL | {"lr_scheduler_type": "cosin"}, "lr_scheduler_type 'cosin' is unknown; did"),
         (GOAL | {"method": "gdiff"}, "method gdiff does not go with a run by goal"),
         (LASTING | {"forget_objective": "npo"}, "forget_objective npo does not go with --lasting"),
+        (
+            LASTING | {"freeze_batchnorm": False},
+            "freeze_batchnorm False does not go with --lasting",
+        ),
         (LASTING | {"method": "ga"}, "lasting looks ahead with both gradients, but ga has one"),
         ({"lookahead_steps": 20}, "lookahead_steps has no effect without --lasting; add it, or"),
         ({"fp16": True, "use_cpu": True}, "fp16 needs a GPU: on a CPU training would be"),

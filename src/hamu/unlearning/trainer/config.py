@@ -70,6 +70,7 @@ _WITH: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "lasting": {
         "fp16": (False,),  # it would round away the steps ahead
+        "freeze_batchnorm": (True,),  # passes ahead would move the statistics of the model itself
         "trust_region": (False,),  # the forget loss is taken elsewhere, where no step is judged
         "forget_objective": (None, "bounded"),
     },
