@@ -403,6 +403,10 @@ def test_a_damaged_checkpoint_that_is_asked_for_is_refused(continued, tmp_path):
         again.train(resume_from_checkpoint=str(checkpoint))
     with pytest.raises(HamuError, match="there is no whole checkpoint in"):
         again.train(resume_from_checkpoint=True)
+    with pytest.raises(
+        HamuError, match=r"there is no checkpoint .*run/checkpoint-2; check the path"
+    ):
+        again.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-2"))
 
 
 @pytest.mark.parametrize(("name", "value"), [

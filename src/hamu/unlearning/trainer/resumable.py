@@ -263,6 +263,8 @@ class ResumableTrainer(Trainer):
         checkpoint: Any = resume_from_checkpoint
         if checkpoint is True or checkpoint == "newest":
             checkpoint = self.checkpoints.newest(required=checkpoint is True)
+        elif checkpoint and not Path(checkpoint).is_dir():
+            raise HamuError(f"there is no checkpoint {checkpoint}; check the path")
         elif checkpoint and (damaged := damage_of(Path(checkpoint))):
             raise HamuError(
                 f"the checkpoint {checkpoint} is damaged: {damaged}; resume from an older one"

@@ -189,7 +189,7 @@ class UnlearnTrainer(ResumableTrainer):
         self._causality_checked = False
 
     def _begin(self) -> None:
-        """Keep nothing of an earlier run but the weights; a checkpoint is loaded after this."""
+        """Keep weights and optimizer of an earlier run alone; a checkpoint is loaded after this."""
         self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
         self.skip_reason, self.stop = "", ALL_DONE
         self._steps_of_best: int | None = None
