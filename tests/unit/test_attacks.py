@@ -303,6 +303,8 @@ def test_a_model_that_never_saw_the_records_is_not_said_to_remember_them():
     assert sentence(result_of("image", **alike, retrained=(0.0, 0.0))).endswith(
         " open: the model does as well on the forget set as the original does."
     )
+    without = result_of("image", unlearned=(1.0, 1.0), retrained=(0.0, 0.0))
+    assert sentence(without).endswith(" open: the model recognises all of the forget set.")
 
 
 def test_an_original_that_keeps_the_records_is_not_said_to_lose_them():

@@ -220,7 +220,12 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         still = f"the model recognises {percent(start)} of the records before the attack"
         return None, f"{still}, as one that never saw them may; give --retain_model", 0
     if forgotten <= 0:
-        return None, "the model does as well on the forget set as the original does", 0
+        alike = "does as well on the forget set as the original does"
+        return (
+            None,
+            f"the model {alike if ORIGINAL in by_model else 'recognises all of the forget set'}",
+            0,
+        )
     if is_text and forgotten < _LEAST_RISE:
         rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
         return None, f"{rise}; a share needs {_LEAST_RISE}", 0
@@ -422,8 +427,8 @@ class _Attacker:
             found[RELEARN_FEW] = "it needs two forgotten records, one to relearn and one to look at"
         if not data.unrelated:
             found[RELEARN_UNRELATED] = (
-                "all unrelated texts are among those to retain or forget; name others with "
-                "--unrelated_data"
+                "there are no unrelated texts, or all are among those to retain or forget; name "
+                "others with --unrelated_data"
             )
         if data.kind == "text" and not _has_prompts(data.forget):
             found[SAMPLE] = "plain text has no prompt to answer"
