@@ -427,7 +427,7 @@ class Controller(TrainerCallback):
         """Name the state beyond the budget that came nearest to the goal, the cheapest of such."""
         if self._work.lookahead is not None:
             return ""
-        wanted = math.ceil(self._goal.share * self._records)
+        wanted = math.ceil(self._goal.share * self._records - 1e-9)  # 0.55 · 100 is above 55
         finite = [entry for entry in self.history if math.isfinite(entry["retain_loss"])]
         near = max(finite, key=lambda e: (min(e["forgotten"], wanted), -e["retain_loss"]))
         if near["forgotten"] <= self._best_count:
