@@ -10,9 +10,10 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from transformers import default_data_collator
 
 from hamu import HamuError
-from hamu.data import forget_rows, pixel_statistics, read_images, read_text
+from hamu.data import batch_of, forget_rows, pixel_statistics, read_images, read_text
 from hamu.data.images import has_test_split
 from hamu.models import load_classifier
 from hamu.models.language import load_language_model
@@ -351,6 +352,13 @@ def test_a_name_of_the_hub_has_configuration_and_split(source, asked, monkeypatc
     pictures = datasets.Dataset.from_parquet(str(parquet), cache_dir=str(parquet.parent / "cache"))
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pictures)
     assert torch.equal(read_images(source).pixels, read_images(str(parquet)).pixels)
+
+
+def test_a_batch_that_is_fetched_whole_goes_past_a_collator_of_items(parquet):
+    data = read_images(str(parquet))
+    batch = batch_of(data, [2, 0], default_data_collator)
+    assert batch["labels"].tolist() == data.labels[[2, 0]].tolist()
+    assert batch_of("abc", [2, 0], list) == ["c", "a"]
 
 
 @pytest.mark.parametrize(

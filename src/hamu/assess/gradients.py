@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset
 
 from hamu.core.forward import predict_logits, restored
 from hamu.core.gram import (
@@ -20,6 +20,7 @@ from hamu.core.gram import (
     trainable_parameters,
 )
 from hamu.core.objectives import CrossEntropy, Scored
+from hamu.data import batch_of
 from hamu.errors import HamuError
 
 FEWEST_PARTS = 8  # with fewer, a 95% interval covers some 80% of the truths
@@ -85,8 +86,9 @@ class AssessedModel:
     ) -> Iterator[dict[str, Tensor]]:
         """Batches of a side, or of these records in this order, on the model's device."""
         device, data = self.parameters[0].device, self.data[side]
-        data = data if positions is None else Subset(data, positions.tolist())
-        for batch in DataLoader(data, batch_size=size or self.batch_size, collate_fn=self._collate):
+        rows = torch.arange(self.records[side]) if positions is None else positions
+        for some in rows.split(size or self.batch_size):
+            batch = batch_of(data, some.tolist(), self._collate)
             yield {key: value.to(device) for key, value in batch.items()}
 
     def score(self, batch: Mapping[str, Tensor]) -> Scored:

@@ -240,6 +240,13 @@ def parse_rows(value: str) -> list[int]:
     return rows
 
 
+def batch_of(data: Any, positions: Sequence[int], collate: Callable[[list[Any]], Any]) -> Any:
+    """These records as a batch; one that the data set fetches whole stays as it is."""
+    fetch = getattr(data, "__getitems__", None)
+    items = fetch(positions) if fetch else [data[i] for i in positions]
+    return items if isinstance(items, Mapping) else collate(items)
+
+
 def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None:
     """Draw at most this many of the positions 0 to length - 1, in random order; None for all.
 
@@ -365,9 +372,7 @@ class PairedDataset(Dataset[dict[str, Any]]):
                     weights[side] = 0
                 positions = once or positions[:1]
                 batch[POSITIONS] = torch.tensor(positions)
-            fetch = getattr(self._data[side], "__getitems__", None)
-            items = fetch(positions) if fetch else [self._data[side][i] for i in positions]
-            batch[side] = items if isinstance(items, Mapping) else self._collate(items)
+            batch[side] = batch_of(self._data[side], positions, self._collate)
         if ALTERNATIVE in batch:
             batch["forget"] = {**batch["forget"], ALTERNATIVE: batch.pop(ALTERNATIVE)}
         return batch | ({WEIGHT: weights} if weights else {})

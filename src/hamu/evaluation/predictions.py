@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from hamu.core.distributed import rank, world_size
 from hamu.core.forward import evaluating, predict_logits
 from hamu.core.objectives import IGNORED, Scored
-from hamu.data import collate
+from hamu.data import batch_of, collate
 from hamu.errors import HamuError
 
 Collate = Callable[[Any], Mapping[str, Tensor]]
@@ -186,7 +186,6 @@ def _predicted(
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     turns = [order[start : start + world] for start in range(0, len(order), world)]
     device, found = next(model.parameters()).device, []
-    fetch = getattr(data, "__getitems__", lambda rows: [data[i] for i in rows])
     start = 0
     with evaluating(model):
         while start < len(turns):  # the longest first
@@ -194,10 +193,10 @@ def _predicted(
             batch = turns[start : start + max(1, most)]
             start += len(batch)
             rows = [turn[place % len(turn)] for turn in batch]
-            found_batch = collate(fetch(rows)).items()
-            inputs = {k: value.to(device) for k, value in found_batch if isinstance(value, Tensor)}
-            *columns, row = (column.cpu() for column in measure(model, inputs))
-            found.append((*columns, torch.tensor(rows)[row]))
+            columns = batch_of(data, rows, collate).items()
+            inputs = {k: value.to(device) for k, value in columns if isinstance(value, Tensor)}
+            *figures, row = (column.cpu() for column in measure(model, inputs))
+            found.append((*figures, torch.tensor(rows)[row]))
     joined = _joined(found)
     if place >= len(turns[-1]):
         joined = tuple(column[joined[-1] != rows[-1]] for column in joined)
