@@ -150,6 +150,9 @@ def test_predictions_of_other_records_are_refused(model, trainer_of, rows):
     short = Predictions(found.logits[1:], found.labels[1:])
     with pytest.raises(HamuError, match=r"^retain_predictions are of 11 records, .* has 12;"):
         by_goal(trainer_of, model, rows, retain_predictions=short, goal="retrained")
+    sample = {"goal": "retrained", "max_eval_samples": 10, "retain_predictions": found}
+    with pytest.raises(HamuError, match=r"^retain_predictions are of 12 records, .* has 10;"):
+        trainer_of(model, **sets_of(rows), **sample)
 
 
 def test_a_callback_that_ends_it_at_an_evaluation_leaves_the_best_state(model, trainer_of, rows):
