@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from scipy.stats import betabinom
 
 from hamu import HamuError
 from hamu.core.objectives import log_odds, loss_at
@@ -14,6 +15,7 @@ from hamu.unlearning.goals import (
     Goal,
     Standing,
     Targets,
+    _bands,
     choose_goal,
     doubts,
     forgotten_words,
@@ -59,6 +61,18 @@ def test_records_drawn_as_the_unseen_ones_reach_their_targets_as_often_as_wanted
         assert records.mean().item() == pytest.approx(share, abs=0.02)
     reached = sum(one.share >= 0.95 for one in found) / len(found)
     assert 0.65 < reached < 0.9, "misses go together"
+
+
+@pytest.mark.parametrize(("number", "among"), [(1, 1), (1, 40), (40, 1), (23, 24), (7, 3000)])
+def test_the_bands_are_quantiles_of_the_beta_binomial(number, among):
+    ranks = torch.arange(1, number + 1)
+    lacking = betabinom(among, ranks.numpy(), (number + 1 - ranks).numpy())
+    least, aim, most = _bands(number, among)
+    for bound, chance in ((least, 0.05), (aim, 0.5)):
+        assert (lacking.cdf(bound.numpy() + 1) >= chance - 1e-8).all()
+        has_lower = bound.numpy() > 0
+        assert (lacking.cdf(bound.numpy()) < chance)[has_lower].all()
+    assert torch.equal(most, among - 1 - least.flip(0))
 
 
 def test_no_record_is_forgotten_below_all_unseen_losses_however_few_there_are():

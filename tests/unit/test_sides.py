@@ -44,6 +44,13 @@ def test_a_collator_or_a_model_of_ones_own_may_have_other_items(tmp_path):
         return {"pixel_values": pixels, "labels": labels}
 
     assert trainer_of(tmp_path, pairs, pairs, data_collator=own)
+    numbers = [(pixels.numpy(), label) for pixels, label in pairs]
+    assert trainer_of(
+        tmp_path,
+        numbers,
+        numbers,
+        data_collator=lambda items: own([(torch.tensor(x), y) for x, y in items]),
+    )
     of_texts = {"input_ids": pairs[0], "labels": pairs[0]}  # whose lengths are needed before
     for made in ({"x": 1}, of_texts):
         with pytest.raises(HamuError, match="an item of the retain set is of type tuple"):

@@ -16,9 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
-from scipy.stats import betabinom
 from torch import Tensor
 
 from hamu.core.objectives import log_odds, loss_at
@@ -36,6 +34,7 @@ NOTHING_TELLS = (
 )
 _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
 _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
+_CHANCES_AT_ONCE, _ROUNDING = 1 << 22, 1e-8  # of all ranks; of their sums
 _LEAST = 1e-12  # loss, whose log-odds are finite
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
 MEANINGS = {  # condition that the forgotten records meet
@@ -261,9 +260,16 @@ def _bands(number: int, unseen: int) -> Tensor:
     i-th smallest of the n is BetaBinomial(m; i, n + 1 - i): the i-th lies below `least` and above
     `most` with a probability of at most 5 %, unless that is the smallest or largest of all m.
     """
-    rank = torch.arange(1, number + 1).numpy()
-    below = [betabinom.ppf(q, unseen, rank, number + 1 - rank) for q in (LEVEL, 0.5)]
-    least, aim = torch.from_numpy(np.stack(below)).long().clamp(min=1) - 1
+    counts = torch.arange(number + unseen + 1, device="cpu")
+    logs, at, found = counts.double().add(1.0).lgamma(), counts[: unseen + 1], []  # of factorials
+    for ranks in counts[:number].split(max(1, _CHANCES_AT_ONCE // len(at))):
+        i = ranks[:, None]  # from 0
+        before = logs[at + i] - logs[at] - logs[i]
+        after = logs[unseen - at + number - 1 - i] - logs[unseen - at] - logs[number - 1 - i]
+        ways = logs[number + unseen] - logs[number] - logs[unseen]
+        up_to = (before + after - ways).exp().cumsum(1)
+        found.append(torch.stack([(up_to < q - _ROUNDING).sum(1) for q in (LEVEL, 0.5)]))
+    least, aim = torch.cat(found, 1).clamp(min=1) - 1
     return torch.stack([least, aim, unseen - 1 - least.flip(0)])
 
 
@@ -329,7 +335,12 @@ def choose_goal(
 
 def is_text(data: Any) -> bool:
     """True if the records of a data set are texts, as they are read or in tokens."""
-    return isinstance(data, TextRecords) or "input_ids" in data[0]
+    return isinstance(data, TextRecords) or _has(data, "input_ids")
+
+
+def _has(data: Any, column: str) -> bool:
+    """True if the records have this column; a collator may take them in any form."""
+    return isinstance(data[0], Mapping) and column in data[0]
 
 
 def whole_classes(retain: Any, forget: Any, may_read: bool) -> bool:
@@ -340,7 +351,7 @@ def whole_classes(retain: Any, forget: Any, may_read: bool) -> bool:
     known = _is_of_gone_class(retain, forget)
     if len(known):
         return bool(known.all())
-    if not may_read or is_text(forget) or "labels" not in forget[0]:
+    if not may_read or is_text(forget) or not _has(forget, "labels"):
         return False
     labels = {int(forget[i]["labels"]) for i in range(len(forget))}
     return all(int(retain[i]["labels"]) not in labels for i in range(len(retain)))
