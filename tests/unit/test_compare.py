@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -159,6 +160,9 @@ def test_a_mean_at_a_level_is_one_of_all_seeds_or_none():
     ga, gdiff, kl = Comparison(tuple(rows), None, Level("retain", 1.0)).means
     assert (ga["method"], ga["at_gain"]["mean"], gdiff["at_gain"]) == ("ga", -0.75, None)
     assert (kl["method"], kl["at_gain"], kl["runs"]) == ("kl", None, 1)
+    again = failed("ga") | {"run": "ga-at", "seed": 2}  # the state there, run again for an attack
+    ga, *_ = Comparison((*rows, again), None, Level("retain", 1.0)).means
+    assert (ga["method"], ga["at_gain"]["mean"], ga["runs"]) == ("ga", -0.75, 2)
 
 
 @pytest.mark.parametrize("method", method_classes())
@@ -347,6 +351,11 @@ def test_a_table_says_how_many_records_each_run_forgot(tmp_path):
     one = finished_row(columns("gdiff"), tmp_path, 1.0)
     assert (one["forgotten"], one["forget_records"], one["retain_model_auc"]) == (19, 20, 0.5125)
     other = {**one, "seed": 43, "forgotten": 18, "too_high": 1}  # as many as chance may bring
+    measured = shutil.copytree(tmp_path, tmp_path.parent / "measured")
+    evaluation["before"]["metrics"] = {"margin": 0.5}  # of a package that was not there before
+    (measured / "evaluation.json").write_text(json.dumps(evaluation))
+    for runs in ([tmp_path, measured], [measured, tmp_path]):
+        assert start_figures(runs)["metrics.margin"] == {"mean": 0.5, "deviation": None}
     found = Comparison((one, other), start_figures([tmp_path]))
     assert remarks(found)[0].startswith("before: forgotten 1 of 20, ")
     page = markdown_page(found)

@@ -94,10 +94,12 @@ def start_figures(runs: Iterable[Path]) -> Row | None:
     """
     evaluations = [read_json(run / EVALUATION, remove=run) for run in runs]
     found = [files.plain(model_figures(evaluation, "before")) for evaluation in evaluations]
-    return {
-        key: value if all(one[key] == value for one in found) else _averaged(found, key)
-        for key, value in (found[0] if found else {}).items()
-    } or None
+    start: Row = {}
+    for key in dict.fromkeys(key for one in found for key in one):
+        values = [one.get(key) for one in found]
+        is_one = all(value == values[0] for value in values)
+        start[key] = values[0] if is_one else _averaged(found, key)
+    return start or None
 
 
 def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None) -> None:
@@ -229,7 +231,8 @@ class Comparison:
 
 def _mean(rows: list[Row]) -> Row:
     """One row of several that differ in the seed."""
-    everywhere = all(one.get("at_gain") is not None for one in rows)
+    there = {one["seed"] for one in rows if one.get("at_gain") is not None}
+    everywhere = there == {one["seed"] for one in rows}  # a repetition may have failed
     rows = [one for one in rows if not one["failed"]]
     row = {key: rows[0].get(key) for key in _SHARED} | {"runs": len(rows)}
     further = dict.fromkeys(key for one in rows for key in one if key.startswith(METRIC))
