@@ -185,6 +185,8 @@ def test_train_and_test_are_splits_if_they_hold_folders_and_classes_if_they_hold
         shutil.copy(next((folder / "cat").glob("*.png")), split / name / "preview.png")
     assert has_test_split(str(split)), "an image beside the classes is of none of them"
     assert read_images(str(split)).classes == ("cat",)
+    (split / "test.csv").write_text("id\n1")
+    assert read_images(str(split), "test").classes == ("cat",), "a list beside the images"
 
 
 def test_what_tools_leave_is_passed_over(folder):
@@ -298,7 +300,7 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (damaged("a.csv", b"image,label\n,cat"), {}, "row 0 of .* has no image; remove it"),
         (damaged("a.csv", b"image,label\ncat/0.png,"), {}, "row 0 of .* has no label; remove or"),
         (damaged("a.csv", b"image,label\n\xff.png,cat"), {}, r"a\.csv cannot be read as csv: "),
-        (damaged("a.csv", b""), {}, "no image column .*, but nothing; give --image_column"),
+        (damaged("a.csv", b""), {}, r"a\.csv is empty: it has no images"),
         (saved_to_disk, {}, "saved was written by save_to_disk, .*; write .* with its to_parquet"),
         (with_empty_class, {}, "owl holds no images, though each folder in .* is a class"),
         (str, {"num_channels": 2}, r"num_channels 2 must be 1 \(grey\) or 3 \(RGB\)"),
@@ -363,7 +365,11 @@ def test_a_batch_that_is_fetched_whole_goes_past_a_collator_of_items(parquet):
 
 @pytest.mark.parametrize(
     ("texts", "classes", "labels"),
-    [(["owl", "cat"], ("cat", "owl"), [1, 0]), (["10", "2"], ("2", "10"), [1, 0])],
+    [
+        (["owl", "cat"], ("cat", "owl"), [1, 0]),
+        (["10", "2"], ("2", "10"), [1, 0]),
+        ([" e\u0301", "\u00e9"], ("\u00e9",), [0, 0]),
+    ],
 )
 def test_labels_may_be_names(folder, texts, classes, labels):
     data = read_images(in_parquet(PICTURES[:2], texts)(folder))

@@ -26,7 +26,7 @@ _SUFFIXES = {
     *(".ppm", ".pgm"),
 }
 _NOT_READ = {".avif", ".heic", ".heif", ".jp2", ".jxl", ".tga", ".dng"}
-_OF_SPLITS = (".parquet", ".npz", ".csv")
+_OF_SPLITS = (".parquet", ".npz")
 _MOST_CLASSES = 100_000
 _Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
 IMAGE_COLUMNS = ("image", "img", "images", "pixel_values", "x", "file_name")
@@ -165,9 +165,10 @@ def read_images(
     pictures, labels, classes = _raw(source, split, columns)
     pixels = _decoded(pictures, source, image_size, num_channels)
     if labels.dtype.kind == "U" and labels.ndim == 1:
-        classes = _in_order([*classes, *labels.tolist()])
+        names = [_normal(name) for name in labels.tolist()]
+        classes = _in_order([*map(_normal, classes), *names])
         number = {name: n for n, name in enumerate(classes)}
-        labels = np.array([number[name] for name in labels.tolist()])
+        labels = np.array([number[name] for name in names])
     if labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise HamuError(
             f"the labels of {source} have type {labels.dtype} and shape {labels.shape}; expected "
@@ -181,7 +182,7 @@ def read_images(
     return ImageData(
         torch.from_numpy(pixels),
         torch.from_numpy(labels.astype(np.int64)),
-        tuple(unicodedata.normalize("NFC", str(name)) for name in classes or range(highest + 1)),
+        tuple(_normal(str(name)) for name in classes or range(highest + 1)),
         source,
         torch.arange(len(labels)),
     )
@@ -192,7 +193,7 @@ def has_test_split(source: str) -> bool:
     path = Path(source)
     if not path.is_dir():
         return source == DIGITS
-    return bool(_pictures(path / "test") or files_of(path, "test", _OF_SPLITS))
+    return bool(_files(source, "test") or _pictures(path / "test"))
 
 
 def _raw(source: str, split: str, columns: Mapping[str, str | None]) -> _Raw:
@@ -201,7 +202,7 @@ def _raw(source: str, split: str, columns: Mapping[str, str | None]) -> _Raw:
         return _digits(split)
     if is_of_hub(source):
         return _of_table(load_from_hub(source, split), source, columns)
-    files = files_of(source, split, _OF_SPLITS)
+    files = _files(source, split)
     if not files:
         return _of_folder(Path(source), split)
     if files[0].suffix.lower() == ".npz":
@@ -210,10 +211,20 @@ def _raw(source: str, split: str, columns: Mapping[str, str | None]) -> _Raw:
 
     with reading(f"{files[0]} cannot be read as {files[0].suffix[1:].lower()}"):
         if files[0].suffix.lower() == ".csv":
-            table = datasets.Dataset.from_list(csv_rows(files[0]))
+            rows = csv_rows(files[0])
+            if not rows:
+                raise HamuError(f"{files[0]} is empty: it has no images")
+            table = datasets.Dataset.from_list(rows)
         else:  # not from_parquet: that would leave a copy of the user's data in a cache folder
             table = datasets.Dataset(datasets.table.InMemoryTable(parquet_table(files)))
     return _of_table(table, str(files[0]), columns)
+
+
+def _files(source: str, split: str) -> list[Path]:
+    """Files of tables; a CSV beside folders of classes counts only where they are not of splits."""
+    found = files_of(source, split, (*_OF_SPLITS, ".csv"))
+    is_beside = Path(source).is_dir() and bool(found) and found[0].suffix == ".csv"
+    return [] if is_beside and _pictures(Path(source) / split) else found
 
 
 def _digits(split: str) -> _Raw:
@@ -256,7 +267,7 @@ def _of_table(table: Any, source: str, columns: Mapping[str, str | None]) -> _Ra
     with reading(f"the labels of {source} are not numbers"):
         labels = np.asarray(table[label])
     for row, one in enumerate(labels if labels.dtype.kind in "OU" else ()):
-        if one is None or one == "":
+        if one is None or (isinstance(one, str) and not one.strip()):
             raise HamuError(f"row {row} of {source} has no label; remove or label it")
     folder = Path(source).parent
 
@@ -329,8 +340,12 @@ def _in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _class_of(folder: Path) -> str:
-    """Name of a class; computers write some letters of a folder's name in several ways."""
-    return unicodedata.normalize("NFC", folder.name)
+    return _normal(folder.name)
+
+
+def _normal(name: str) -> str:
+    """Name of a class; computers write some letters in several ways."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def _pictures(folder: Path) -> list[Path]:
