@@ -67,19 +67,25 @@ def located(source: str, data_dir: str | Path | None) -> str:
     return str(Path(data_dir) / source)
 
 
+def existing(source: str | Path) -> Path:
+    """The path of a local data set; a HamuError if there is none."""
+    path = Path(source)
+    if not path.exists():
+        raise HamuError(
+            f"{source} is neither a file nor a folder; check the path (--data_dir sets its "
+            f"folder) or write hub:OWNER/NAME for a data set of the hub"
+        )
+    return path
+
+
 def files_of(source: str | Path, split: str, suffixes: Sequence[str]) -> list[Path]:
     """List the files of a local data set: itself, or in a folder those of a split, if any.
 
     A split is one file or all its parquet parts, train-00000-of-00002.parquet and so on, in the
     folder or in "data" below.
     """
-    path = Path(source)
+    path = existing(source)
     if not path.is_dir():
-        if not path.exists():
-            raise HamuError(
-                f"{source} is neither a file nor a folder; check the path (--data_dir sets its "
-                f"folder) or write hub:OWNER/NAME for a data set of the hub"
-            )
         if path.suffix.lower() not in suffixes:
             raise HamuError(
                 f"{path} is not a data set that can be read; give texts as .jsonl, .json, .csv or "

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from run_files import contents, run
 from safetensors.torch import load_file, save_file
 
@@ -248,6 +249,29 @@ def test_what_is_no_longer_there_cannot_be_checked_and_says_why(images, verify, 
     code, found = verify()
     assert (code, wrong(found)) == (1, {is_as_left("config.yaml")})
     assert found[is_recorded("forget")] == ("cannot be checked", "config.yaml is missing")
+
+
+def test_images_that_a_table_lists_cannot_be_checked_once_they_are_gone(images, verify):
+    (images / "pictures").mkdir()
+    lines = ["file_name,label"]
+    for n in range(8):
+        Image.new("L", (8, 8), 30 * n).save(images / f"pictures/{n}.png")
+        lines.append(f"pictures/{n}.png,{n}")
+    (images / "list.csv").write_text("\n".join(lines))
+    where = "--data list.csv --data_dir . --image_size 8 --model original"
+    by_hand = "--learning_rate 0.1 --max_steps 1 --max_grad_norm 0 --constraint_mode relative"
+    assert run(f"unlearn {where} --forget_rows 0,1 {by_hand} --output_dir run --overwrite") == 0
+    code, found = verify()
+    assert (code, wrong(found)) == (0, set())
+    shutil.rmtree(images / "pictures")
+    code, found = verify()
+    assert (code, found[is_recorded("forget")][0]) == (0, "cannot be checked")
+    (images / "list.csv").unlink()
+    code, found = verify()
+    assert (code, found[is_recorded("forget")]) == (
+        0,
+        ("cannot be checked", "list.csv is not here"),
+    )
 
 
 def test_the_record_of_an_adapter_has_its_digest_and_its_base_models(texts, verify):

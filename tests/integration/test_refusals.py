@@ -104,6 +104,7 @@ unlearn IMAGE --save_only_model => has save_only_model, which has no place here:
 train --data a.npz => name the model with --model: resnet20, tiny-llama, or a saved one
 evaluate --data a.npz => name the model with --model: one of hamu train, or hub:OWNER
 unlearn --forget_class 3 --model image => name the training data with --data
+train --data nowhere.csv --image_size 8 --model resnet8 => nowhere.csv is neither a file nor a folder
 unlearn --data nowhere --model image --forget_class 3 => nowhere is neither a file nor a folder
 unlearn IMAGE --model nowhere => nowhere is not a saved model: it has no config.json
 unlearn IMAGE --model run => run is not a saved model: it has no config.json

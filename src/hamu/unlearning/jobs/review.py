@@ -31,7 +31,7 @@ from hamu.report import run as seen
 from hamu.report.page import MARK, report_page
 from hamu.report.run import Run, read_run, run_folders
 from hamu.unlearning.goals import Goal, Standing
-from hamu.unlearning.jobs.options import RunOptions
+from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
 from hamu.unlearning.jobs.tasks import Figures, Problem, Task, TextTask, choose_task
 from hamu.unlearning.record import changes, figures, inputs, read_record
@@ -231,6 +231,8 @@ class NamedSources:
             raise Unavailable("config.yaml is missing")
         try:
             settings = settings_of_run(path)
+            if (data := settings.of(DataOptions)).task == "auto":  # the data may be out of reach
+                data.task = "text" if inputs.of_texts(self._run) else "image"
         except HamuError as error:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
         settings.of(RunOptions).trust_remote_code = self._trusts
@@ -254,7 +256,12 @@ class NamedSources:
         """The unlearning problem that config.yaml names, read once."""
         for source in self.task.data_sources():
             self._need(source)
-        return self.task.problem()
+        try:
+            return self.task.problem()
+        except HamuError as error:
+            if isinstance(error.__cause__, FileNotFoundError):  # an image that a CSV lists
+                raise Unavailable(str(error)) from error
+            raise
 
     @cached_property
     def reference(self) -> Figures | None:

@@ -32,7 +32,7 @@ from hamu.evaluation import (
     text_report,
 )
 from hamu.evaluation.reports import further_figures
-from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, is_local, located
+from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, located
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.goals import check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
@@ -60,6 +60,7 @@ _OF_TEXTS = (
     *TOFU_SETS,
 )
 _IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
+_OF_ONE_TASK = (".json", ".jsonl", ".npz")  # endings
 
 
 def choose_task(settings: Settings, console: Console) -> "Task":
@@ -74,11 +75,15 @@ def choose_task(settings: Settings, console: Console) -> "Task":
 def task_name(data: DataOptions) -> str:
     """The task that --task names, or that the data's name shows: "image" or "text"."""
     if data.task == "auto":
-        named = [] if data.data is None else [data.data, str(Path(data.data_dir or "") / data.data)]
         if data.image_column is not None or data.label_column is not None:
             return "image"
         has_columns = data.prompt_column is not None or data.answer_column is not None
-        return "text" if has_columns or any(map(text.is_text, named)) else "image"
+        if has_columns or data.data is None:
+            return "text" if has_columns else "image"
+        place = located(data.data, data.data_dir)
+        if is_local(data.data) and Path(place).suffix.lower() not in _OF_ONE_TASK:
+            existing(place)  # a guess would refuse options of the other task
+        return "text" if text.is_text(place) else "image"
     if data.task not in ("image", "text"):
         raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
     return data.task

@@ -163,6 +163,11 @@ def read_inputs(run: Path) -> Inputs:
     return {name: entry for name, entry in _read(run).items() if name != _SETTINGS}
 
 
+def of_texts(run: Path) -> bool:
+    """True if what a run has read are texts, which have tokens; a HamuError as `read_inputs`."""
+    return any(entry for name, entry in read_inputs(run).items() if name.startswith(_TOKENS))
+
+
 def _read(run: Path) -> Inputs:
     wrong = "it holds something else"
     try:
