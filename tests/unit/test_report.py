@@ -152,7 +152,11 @@ def test_a_run_under_way_has_a_report(tmp_path):
 
 def test_the_end_of_a_run_is_its_records_where_its_last_steps_were_not_logged(tmp_path):
     run = read_run(write_run(tmp_path / "run"))
-    assert "It ended at step 20 " in words_of(run)
+    assert "It ended at step 20 " in (words := words_of(run))
+    assert "(figures of that step's batches)" in words
+    by_means = {"ended": "the criterion is met; confidence 90% by this estimate alone"}
+    said = words_of(replace(run, evaluation=run.evaluation | by_means))
+    assert "alone (figures of running means over batches); " in said
     assert replace(run, record={"steps": {"ended_at": 26}}).last_step == 26
 
 

@@ -159,7 +159,7 @@ def step_charts(run: Run) -> list[Chart]:
             own = [_logged(run, key, f"{side} objective, batches", color)]
             title, word = f"Objective of the method: {side}", run.objective(side) or "unknown here"
             charts.append(Chart("objective", title, _over_steps(own, "objective"), word))
-    charts = [Chart("losses", "Losses", _over_steps(losses, "loss, nats")), *charts]
+    charts = [Chart("losses", "Losses", _over_steps(losses, "loss, nats"))] * bool(losses) + charts
     for key, (title, unit, columns) in _OF_STEPS.items():
         styles = zip(columns, (RETAIN, TEST, FORGET), strict=False)
         lines = [_logged(run, c, _LABELS[c], color) for c, color in styles if c in run.steps]
