@@ -315,7 +315,9 @@ def test_help_has_one_layout(capsys, command):
     for line, below in options:
         assert re.fullmatch(r"  --\w+( \S+)?( \[.+\])?", line)
         assert re.match(r"        \S", below), f"{line} is not explained"
-    assert "--adam_beta1" not in {line.split()[0] for line, _ in options}
+    names = [line.split()[0] for line, _ in options]
+    assert len({*names}) == len(names), "a switch that is on is listed once"
+    assert "--adam_beta1" not in names
     main([command, "--help-all"])
     assert ("--adam_beta1" in capsys.readouterr().out) == (command == "unlearn")
 

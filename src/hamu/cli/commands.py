@@ -283,8 +283,7 @@ def _help(command: str, *, everything: bool) -> str:
     words = ["[--recipe NAME] [--config FILE.yaml]"] if is_job else []
     options = []
     for action in parser._actions:
-        negates = any(word.startswith("--no_") for word in action.option_strings[1:])
-        if action.dest in hidden or negates:
+        if action.dest in hidden or isinstance(action, argparse._StoreFalseAction):  # --no_...
             continue
         name, value = f"--{action.dest}", f" {action.metavar}" if action.metavar else ""
         if not action.option_strings:
