@@ -148,7 +148,7 @@ def group_blocks(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]
         "module": lambda name: name.rpartition(".")[0],
         "model": lambda name: "model",
     }
-    key_of = blocks if callable(blocks) else known.get(blocks)
+    key_of = blocks if callable(blocks) else known.get(str(blocks))
     if key_of is None:
         raise HamuError(
             f"blocks {blocks!r} is unknown; choose tensor, module, model, or give a function of "

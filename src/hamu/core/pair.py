@@ -368,7 +368,10 @@ class PairedGradients:
         if isinstance(keep, str) or not set(keep) <= set(SIDES):
             raise HamuError(f"keep {keep!r} must be a collection of sides, such as ('retain',)")
         if keep and not self.can_keep:
-            raise HamuError("keep needs both whole gradients in each process; leave it out")
+            raise HamuError(
+                "keep, as for a StepGuard, needs both whole gradients in each process; leave out "
+                "the guard, or offload_grads, sharding and split pairing"
+            )
         _check_losses(losses)
         grads = self._take()
         if not self._meter.fits(self.layout.parts):  # the model has moved
@@ -591,7 +594,8 @@ class PairedGradients:
                 f"the constraint {demand:.4g} cannot be met: the gradients allow at most "
                 f'{most:.4g}; lower it or use constraint_mode="relative"'
                 if most > 0
-                else "the constraint cannot be met: in each block a gradient that it needs is zero"
+                else "the constraint cannot be met: a gradient it needs is zero in each block, or "
+                "in one with a share of its own"
             )
             return self.method.on_infeasible, "infeasible", why
         largest = max(map(abs, multiples))

@@ -55,9 +55,9 @@ class StoppingRule:
             raise unknown("stopping criterion", self.criterion, get_args(Criterion))
         if not self.margin >= 0:
             raise HamuError(f"stopping margin {self.margin} is negative; use 0 or more")
-        if not (self.patience >= 1 and self.window >= 1):
+        if not all(isinstance(n, int) and n >= 1 for n in (self.patience, self.window)):
             raise HamuError(
-                f"patience {self.patience} and window {self.window} must be at least 1 step"
+                f"patience {self.patience} and window {self.window} must be whole numbers from 1 on"
             )
 
 
@@ -90,7 +90,7 @@ class StoppingMemory:
         self, demand: float, clipped_demand: float, free_limit: float, some_demand_is_free: bool
     ) -> str:
         """Name the rule met and its figures; for the arguments see `ConstraintStatus`."""
-        if not some_demand_is_free:
+        if not some_demand_is_free or free_limit <= 0:
             return (
                 f"the demand {clipped_demand:.4g} has a price ({self.rule.criterion}), and so has "
                 f"every smaller one"
