@@ -412,7 +412,10 @@ def test_entries_are_repeated_with_the_seeds_that_they_lack(tmp_path, monkeypatc
 def test_the_page_of_the_league_shows_what_was_measured():
     results = PUBLISHED.parent / "results"
     page = (results / "league.md").read_text(encoding="utf-8").splitlines()
-    assert {*table(read(results / "league.json")).splitlines()} <= {*page}
+    parts = read(results / "league.json")
+    assert {*table(parts).splitlines()} <= {*page}
+    found = [row for part in parts.values() for row in part["rows"].values() if row is not None]
+    assert {len(row[name]) for row in found for name in ("cost", "relearned")} == {3}, "seeds"
 
 
 def test_the_readme_sets_the_default_beside_the_best_rival_as_measured():
