@@ -18,7 +18,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import set_seed
 
-from hamu.data import encode
+from hamu.data import encode, subset
 from hamu.errors import HamuError, first_line
 from hamu.evaluation import Predictions
 from hamu.evaluation.membership import (
@@ -147,7 +147,8 @@ def _shadows(
             args = settings_of_run(unlearn_config, **how).of(UnlearnConfig)
             sets = {"forget": pool.select(mine), "test": unseen.joined(pool.select(rest))}
             own = maker.fitted_problem(model, replace(problem, **sets))
-            known_of = retrained and Predictions(retrained.logits[mine], retrained.labels[mine])
+            some = [*subset(mine, args.most_evaluated("forget"), args.seed)]  # that it evaluates
+            known_of = retrained and Predictions(retrained.logits[some], retrained.labels[some])
             quiet_trainer(model, own, args, [], known_of).train()
             found.append(task.predict(model, known).logits)
         return found
