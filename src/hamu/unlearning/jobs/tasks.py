@@ -68,7 +68,12 @@ def choose_task(settings: Settings, console: Console) -> "Task":
     if settings.of(RunOptions).trust_remote_code:
         warning = "code that comes with a model is run, and can do all that you can"
         console.print(warning, style="yellow")
-    is_text = task_name(settings.of(DataOptions)) == "text"
+    data = settings.of(DataOptions)
+    if data.task == "auto" and data.data is not None and is_local(data.data):
+        place = located(data.data, data.data_dir)
+        if Path(place).suffix.lower() not in _OF_ONE_TASK:
+            existing(place)  # a guess would refuse options of the other task
+    is_text = task_name(data) == "text"
     return TextTask(settings, console) if is_text else ImageTask(settings, console)
 
 
@@ -80,10 +85,7 @@ def task_name(data: DataOptions) -> str:
         has_columns = data.prompt_column is not None or data.answer_column is not None
         if has_columns or data.data is None:
             return "text" if has_columns else "image"
-        place = located(data.data, data.data_dir)
-        if is_local(data.data) and Path(place).suffix.lower() not in _OF_ONE_TASK:
-            existing(place)  # a guess would refuse options of the other task
-        return "text" if text.is_text(place) else "image"
+        return "text" if text.is_text(located(data.data, data.data_dir)) else "image"
     if data.task not in ("image", "text"):
         raise HamuError(f"task {data.task!r} is unknown; choose image, text or auto")
     return data.task
