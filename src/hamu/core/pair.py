@@ -595,7 +595,7 @@ class PairedGradients:
                 f'{most:.4g}; lower it or use constraint_mode="relative"'
                 if most > 0
                 else "the constraint cannot be met: a gradient it needs is zero in each block, or "
-                "in one with a share of its own"
+                "in one with a share of the demand"
             )
             return self.method.on_infeasible, "infeasible", why
         largest = max(map(abs, multiples))

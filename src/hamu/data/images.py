@@ -26,7 +26,7 @@ _SUFFIXES = {
     *(".ppm", ".pgm"),
 }
 _NOT_READ = {".avif", ".heic", ".heif", ".jp2", ".jxl", ".tga", ".dng"}
-_OF_SPLITS = (".parquet", ".npz")
+_OF_SPLITS = (".parquet", ".npz", ".csv")
 _MOST_CLASSES = 100_000
 _Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
 IMAGE_COLUMNS = ("image", "img", "images", "pixel_values", "x", "file_name")
@@ -222,7 +222,7 @@ def _raw(source: str, split: str, columns: Mapping[str, str | None]) -> _Raw:
 
 def _files(source: str, split: str) -> list[Path]:
     """Files of tables; a CSV beside folders of classes counts only where they are not of splits."""
-    found = files_of(source, split, (*_OF_SPLITS, ".csv"))
+    found = files_of(source, split, _OF_SPLITS)
     is_beside = Path(source).is_dir() and bool(found) and found[0].suffix == ".csv"
     return [] if is_beside and _pictures(Path(source) / split) else found
 

@@ -221,11 +221,8 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         return None, f"{still}, as one that never saw them may; give --retain_model", 0
     if forgotten <= 0:
         alike = "does as well on the forget set as the original does"
-        return (
-            None,
-            f"the model {alike if ORIGINAL in by_model else 'recognises all of the forget set'}",
-            0,
-        )
+        said = alike if ORIGINAL in by_model else "recognises all of the forget set"
+        return None, f"the model {said}", 0
     if is_text and forgotten < _LEAST_RISE:
         rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
         return None, f"{rise}; a share needs {_LEAST_RISE}", 0
