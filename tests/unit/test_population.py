@@ -60,10 +60,10 @@ def estimated(population):
 
 @pytest.fixture(scope="module")
 def repeated():
-    """200 runs: a population that forgets and one that does not, squared norms of a batch."""
+    """100 runs: a population that forgets and one that does not, squared norms of a batch."""
     sides, generator = expected(), torch.Generator().manual_seed(1)
     found = []
-    for _ in range(200):
+    for _ in range(100):
         draws = [noisy(sides, 0.2, generator) for _ in range(64)]
         batch = torch.stack([g.double().square().sum() for g in draws[0][0]])
         found.append((*populations(draws, (64,), (1e6,)), batch))
@@ -80,7 +80,7 @@ def test_norms_dot_and_squared_dot_are_unbiased_where_those_of_a_batch_are_not(r
     truth = torch.tensor([1.0, 1.0, 0.6, 0.36], dtype=torch.float64)[:, None]
     error = found.std(0) / math.sqrt(len(found))
     assert error.max() < 0.01
-    # eight means of 200 draws each: all lie within four standard errors but in 1 of 2,000 tests
+    # eight means of 100 draws each: all lie within four standard errors but in 1 of 2,000 tests
     assert ((found.mean(0) - truth).abs() < 4 * error).all()
     assert (torch.stack([batch for *_, batch in repeated]).mean(0) > 1.5).all()
 
@@ -214,7 +214,7 @@ def test_records_drawn_once_a_pass_leave_less_noise(records, size):
     truth = torch.stack([g.mean(0).double().square().sum() for g in own])
     passes = records / size
     corrected, wrong = [], []
-    for _ in range(100):
+    for _ in range(40):
         order = torch.cat([torch.randperm(records, generator=generator) for _ in range(30)])
         steps = [[g[rows].mean(0) for g in own] for rows in order.split(size)]
         draws = [(step, noisy([mean], 0.1, generator)[0]) for step in steps[: int(20 * passes)]]

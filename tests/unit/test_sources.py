@@ -95,3 +95,19 @@ def test_a_run_that_was_moved_to_the_usual_place_is_resumed_there(tmp_path, monk
     RunFolder("runs/before").begin(settings, with_settings({}, settings))
     Path("runs/before").rename("runs/unlearn")
     assert settings_of("unlearn", {"resume": True}).value("output_dir") == "runs/unlearn"
+
+
+@pytest.mark.parametrize(
+    "by_hand",
+    [
+        {"method": "gdiff"},
+        {"learning_rate": 0.01},
+        {"constraint": 0.3},
+        {"constraint_mode": "relative"},
+        {"forget_objective": "npo"},
+        {"stopping": "off"},
+    ],
+)
+def test_a_setting_of_a_run_by_hand_makes_it_one(by_hand):
+    assert settings_of("unlearn", {"seed": 7}).of(UnlearnConfig).auto
+    assert not settings_of("unlearn", by_hand).of(UnlearnConfig).auto
