@@ -384,7 +384,8 @@ class Controller(TrainerCallback):
 
     def _give_up(self) -> None:
         self._settle()
-        many = f"{self._patience} measurements in a row"
+        counted = "measurements" if self._work.lookahead is None else "cycles on retain data"
+        many = f"{self._patience} {counted} in a row"
         has_share = self._best_count / self._records >= self._goal.share
         lasts = self._work.lookahead is not None and has_share  # and what is kept is the latest
         better = "that lasts" if lasts else "better"
