@@ -352,7 +352,9 @@ def test_a_lasting_run_that_gives_up_has_the_latest_state_and_says_that_none_las
     [end] = work.ends
     assert (end.kind, work.weights) == ("budget", len(work.controller.history) - 1)
     assert end.text.startswith("no state that lasts was found within the budget")
-    assert "12 cycles on retain data in a row brought nothing that lasts; the goal is not" in end.text
+    assert (
+        "12 cycles on retain data in a row brought nothing that lasts; the goal is not" in end.text
+    )
     assert "9 of 10 records are forgotten" in end.text
 
 
