@@ -107,7 +107,6 @@ unlearn --forget_class 3 --model image => name the training data with --data
 train --data nowhere.csv --image_size 8 --model resnet8 => nowhere.csv is neither a file nor a folder
 unlearn --data nowhere --model image --forget_class 3 => nowhere is neither a file nor a folder
 unlearn IMAGE --model nowhere => nowhere is not a saved model: it has no config.json
-unlearn IMAGE --model run => run is not a saved model: it has no config.json
 unlearn IMAGE --retain_model twelve => 3 classes, the retain model twelve 12
 unlearn --data colours.npz --forget_class 1 --model image => 1 channels, those of colours.npz have 3
 train --data cats --model resnet8 => cats has one class alone, cat; a classifier needs at least two
@@ -183,7 +182,6 @@ compare IMAGE --at forget => at 'forget' must be forget=LOSS or retain=LOSS, in 
 compare IMAGE --trials 3 => trials 3 are judged at a loss; give --at forget=LOSS
 compare IMAGE --at forget=1 --trials 0 => trials 0 must be at least 1
 compare IMAGE --at forget=1 --trials 3 --constraints 0.5 => constraints are drawn by --trials
-compare IMAGE --attacks relearn-retain => attacks relearn-retain are on the state at a loss, to which
 compare IMAGE --attacks relearn-retain => give --at, and leave --lr_scheduler_type at constant
 compare IMAGE --at forget=1 --attacks relearn-retain --lr_scheduler_type linear => leave --lr_schedul
 compare IMAGE --at forget=1 --attacks relearn-retian => attack 'relearn-retian' is not for images

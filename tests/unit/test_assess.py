@@ -170,12 +170,7 @@ def test_a_product_with_the_hessian_is_the_dense_hessians():
     torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
 
 
-def test_the_curvature_of_a_quadratic_is_its_largest_eigenvalue():
-    w = torch.ones(3, dtype=F64, requires_grad=True)
-    scale = torch.tensor([1.0, 5.0, 20.0], dtype=F64)
-    product = hessian_product(lambda _: 0.5 * (scale * w * w).sum(), [None], [w])
-    found = lanczos(product, [w], steps=10)
-    assert found.largest == pytest.approx(20.0)
+def test_infinite_slopes_have_no_curvature():
     x = torch.zeros(3, requires_grad=True)
     with pytest.raises(HamuError, match="the Hessian is not finite: the loss has infinite slopes"):
         lanczos(hessian_product(lambda _: x.abs().pow(1.5).sum(), [None], [x]), [x])

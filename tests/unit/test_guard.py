@@ -11,10 +11,7 @@ SIDES = ("retain", "forget")
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
     "momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, weight_decay=1e-2),
-    "nesterov": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-3),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
     "two rates": lambda p: torch.optim.SGD(
         [{"params": p[:2]}, {"params": p[2:], "lr": 1e-3}], 1e-2
     ),

@@ -34,8 +34,6 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
-    "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
-    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
 }
 
 

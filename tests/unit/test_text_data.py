@@ -47,9 +47,8 @@ def pairs(texts):
     return [(record.prompt, record.answer) for record in texts.records]
 
 
-@SUFFIXES
-def test_an_answer_beside_plain_text_is_used_or_refused(suffix, tmp_path):
-    path = saved(tmp_path / f"a{suffix}", [{"text": "Who?", "Labels": "Ada."}])
+def test_an_answer_beside_plain_text_is_used_or_refused(tmp_path):
+    path = saved(tmp_path / "a.csv", [{"text": "Who?", "Labels": "Ada."}])
     beside = r"has the column Labels beside text, .* --answer_column none"
     with pytest.raises(HamuError, match=beside) as error:
         read_text(path)
