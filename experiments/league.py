@@ -75,8 +75,6 @@ LONGER = {
 OBJECTIVES = ("bounded", "npo", "simnpo", "wga", "satimp", "undial", "ce-u")
 OF_TEXTS = ("dpo", "idk")
 RAISING = ("hamu-q", "gdiff", "pcgrad")
-ONE_BLOCK = "one-block"  # one constraint for the whole model
-WITH_BLOCKS = ("hamu-q", "hamu-u")
 # By seed in an entry, and their names in a comparison.
 FIGURES = {
     "cost": "at_gain",
@@ -98,21 +96,29 @@ def measured(
     problem: Problem,
     work: Path,
     methods: list[str],
-    change: str | None,
+    objective: str | None,
     effort: Effort,
     jobs: int,
-    known: Mapping[str, Any] | None,
     *,
     with_default: bool,
 ) -> dict[str, Any]:
-    """Methods with their own forget objectives, or changed in one way, on a problem."""
-    model, known = original(problem, work), known or retrained_figures(problem, work)
-    check_model(known, digest_of(model))
-    what, level = (*problem.data, *problem.forget), known["level"]
-    folder = work / "-".join([slug(problem.name), "league", change or "own", *methods])
-    run("compare", *what, *problem.extra, "--model", model, "--methods", *methods, *changed(change), *effort.tuned(),
+    """Methods with their own forget objectives, or with one for all, on a problem."""
+    model, retain_model = original(problem, work), retrained(problem, work)
+    what = (*problem.data, *problem.forget)
+    checked = work / f"{slug(problem.name)}-retrained-check"
+    if not (checked / "evaluation.json").exists():
+        evaluated(what, retain_model, model, checked)
+    level = json.loads((checked / "evaluation.json").read_text())["forget"]["loss"]
+    attacked = work / f"{slug(problem.name)}-retrained-attack"
+    if not (attacked / "attack.json").exists():
+        place = ("--output_dir", str(attacked))
+        run("attack", *what, *problem.extra, "--model", retain_model, *ATTACK, *place)
+    folder = work / "-".join([slug(problem.name), "league", objective or "own", *methods])
+    raised = () if objective is None else ("--forget_objective", objective)
+    run("compare", *what, *problem.extra, "--model", model, "--methods", *methods, *raised, *effort.tuned(),
         "--at", f"forget={level:.4g}", *ATTACK, "--jobs", str(jobs), "--output_dir", str(folder))  # fmt: skip
     found = json.loads((folder / "comparison.json").read_text())
+    own = json.loads((attacked / "attack.json").read_text())["outcomes"]["relearn-retain"]
     rows, levels = {name: _row(found, name) for name in methods}, by_level(folder, found, methods)
     if with_default:
         rows[DEFAULT] = by_default(problem, work, found["at"]["loss"], effort)
@@ -123,34 +129,11 @@ def measured(
         "level": found["at"]["loss"],
         "model": digest_of(model),
         "start": {side: _mean(found["start"][f"{side}_loss"]) for side in ("forget", "retain")},
-        "retrained_relearned": known["retrained_relearned"],
+        "retrained_relearned": _last(own["unlearned"]),
         "effort": vars(effort),
         "rows": rows,
         "levels": levels,
     }
-
-
-def retrained_figures(problem: Problem, work: Path) -> dict[str, Any]:
-    """Forget loss of the retrained model, and what comes back there after the attack."""
-    model, retain_model = original(problem, work), retrained(problem, work)
-    what = (*problem.data, *problem.forget)
-    checked = work / f"{slug(problem.name)}-retrained-check"
-    if not (checked / "evaluation.json").exists():
-        evaluated(what, retain_model, model, checked)
-    attacked = work / f"{slug(problem.name)}-retrained-attack"
-    if not (attacked / "attack.json").exists():
-        place = ("--output_dir", str(attacked))
-        run("attack", *what, *problem.extra, "--model", retain_model, *ATTACK, *place)
-    level = json.loads((checked / "evaluation.json").read_text())["forget"]["loss"]
-    own = json.loads((attacked / "attack.json").read_text())["outcomes"]["relearn-retain"]
-    return {"level": level, "retrained_relearned": _last(own["unlearned"])}
-
-
-def changed(change: str | None) -> tuple[str, ...]:
-    """Options of a change: one constraint for the whole model, or another forget objective."""
-    if change == ONE_BLOCK:
-        return ("--blocks", "model")
-    return () if change is None else ("--forget_objective", change)
 
 
 def _mean(figure: Any) -> float:
@@ -185,13 +168,14 @@ def added(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def repeat(
-    problem: Problem, work: Path, part: dict[str, Any], change: str | None, effort: Effort
+    problem: Problem, work: Path, part: dict[str, Any], objective: str | None, effort: Effort
 ) -> None:
     """Run the best settings of each entry with the seeds that it lacks, and add what they cost.
 
     An entry that misses the level with any seed counts as never there.
     """
     what, model = (*problem.data, *problem.forget, *problem.extra), original(problem, work)
+    raised = () if objective is None else ("--forget_objective", objective)
     rows = part["rows"]
     check_model(part, digest_of(model))
     for method in [name for name, row in rows.items() if row is not None and DEFAULT not in name]:
@@ -200,8 +184,8 @@ def repeat(
             continue
         row, known = rows[method], [name for name in SETTINGS if name in rows[method]]
         settings = [word for name in known for word in (SETTINGS[name], str(row[name]))]
-        folder = work / f"{slug(problem.name)}-league-{change or 'own'}-{method}-repeated"
-        run("compare", *what, "--model", model, "--methods", method, *changed(change), *settings, *effort.fixed(),
+        folder = work / f"{slug(problem.name)}-league-{objective or 'own'}-{method}-repeated"
+        run("compare", *what, "--model", model, "--methods", method, *raised, *settings, *effort.fixed(),
             "--seeds", *map(str, seeds), "--at", f"forget={part['level']:.4g}", *ATTACK, "--output_dir", str(folder))  # fmt: skip
         found = json.loads((folder / "comparison.json").read_text())
         found["best"] = [one["setting"] for one in found["runs"]]
@@ -325,12 +309,12 @@ def ranked(rows: Mapping[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
 
 
 def entries(parts: Mapping[str, Any], problem: str) -> dict[str, Any]:
-    """All rows of a problem, by method and change."""
+    """All rows of a problem, by method and objective."""
     found: dict[str, Any] = {}
     for name, part in parts.items():
-        of, _, change = name.partition(" | ")
+        of, _, objective = name.partition(" | ")
         if of == problem:
-            suffix = f"+{change}" if change else ""
+            suffix = f"+{objective}" if objective else ""
             found |= {method + suffix: row for method, row in part["rows"].items()}
     return found
 
@@ -401,7 +385,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("data", nargs="*", choices=("digits", "cifar", "tofu"))
     parser.add_argument("--only", nargs="+", help="the problems of these names, by default all")
     parser.add_argument("--methods", nargs="+", help="by default all")
-    parser.add_argument("--objectives", nargs="*", help="or one-block; by default all")
+    parser.add_argument("--objectives", nargs="*", help="by default all")
     parser.add_argument(
         "--longer", action="store_true", help="rivals in four times the steps, on known rows"
     )
@@ -430,11 +414,10 @@ def main(argv: list[str]) -> None:
             path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
             continue
         of_texts = OF_TEXTS if "--max_length" in problem.data else ()
-        every = (ONE_BLOCK, *OBJECTIVES, *of_texts)
-        for change in (None, *(every if options.objectives is None else options.objectives)):
-            name = problem.name if change is None else f"{problem.name} | {change}"
-            able = {None: methods, ONE_BLOCK: WITH_BLOCKS}.get(change, RAISING)
-            asked = [one for one in able if one in methods]
+        objectives = (*OBJECTIVES, *of_texts) if options.objectives is None else options.objectives
+        for objective in (None, *objectives):
+            name = problem.name if objective is None else f"{problem.name} | {objective}"
+            asked = methods if objective is None else [one for one in RAISING if one in methods]
             effort = EFFORT.get(problem.name) or EFFORT[problem.original]
             given = {"trials": options.trials, "seeds": options.seeds and (*options.seeds,)}
             effort = replace(effort, **{key: one for key, one in given.items() if one is not None})
@@ -442,11 +425,10 @@ def main(argv: list[str]) -> None:
             missing = [one for one in asked if one not in known]
             if options.repeat:
                 if known:
-                    repeat(problem, work, parts[name], change, effort)
+                    repeat(problem, work, parts[name], objective, effort)
             elif missing:
-                is_new = change is None and DEFAULT not in known
-                new = measured(problem, work, missing, change, effort, options.jobs, parts.get(problem.name),
-                               with_default=is_new)  # fmt: skip
+                is_new = objective is None and DEFAULT not in known
+                new = measured(problem, work, missing, objective, effort, options.jobs, with_default=is_new)  # fmt: skip
                 parts[name] = added(parts[name], new) if known else new
             path.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n")
     print(table(parts))
