@@ -1,6 +1,6 @@
 """Run experiments: `python -m experiments NAME [options]`.
 
-`forgotten`, `lasting`, `league` and `stopping` measure what docs/results shows of them; `plane` draws the methods; `figure-4`, `table-2`, ..., `all`
+`falling`, `forgotten`, `lasting`, `league` and `stopping` measure what docs/results shows of them; `plane` draws the methods; `figure-4`, `table-2`, ..., `all`
 are the paper's figures and tables. Without a name it lists these.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 from hamu.cli import run_experiments
 
-OWN = ("forgotten", "lasting", "league", "plane", "stopping")
+OWN = ("falling", "forgotten", "lasting", "league", "plane", "stopping")
 
 
 def main(argv: list[str] | None = None) -> int:

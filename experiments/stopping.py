@@ -61,13 +61,13 @@ class Sides:
     def __init__(
         self, model: PreTrainedModel, data: list[Any], collator: Callable[..., Any]
     ) -> None:
-        self.model, self._data, self._collator = model.eval(), data, collator
+        self.model, self.data, self._collator = model.eval(), data, collator
         self.sizes = [len(side) for side in data]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def gradient(self, side: int, rows: Tensor, count: int) -> tuple[list[Tensor], int]:
         """Gradient of the summed loss of these records over `count`, or over their own count."""
-        items = self._data[side].__getitems__(rows.tolist())
+        items = self.data[side].__getitems__(rows.tolist())
         batch: Batch = items if isinstance(items, dict) else self._collator(items)
         scored = Scored.of(predict_logits(self.model, batch), batch["labels"])
         loss = CrossEntropy().total(scored, None) / (count or len(scored.labels))

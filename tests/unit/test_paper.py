@@ -9,8 +9,11 @@ from statistics import mean
 
 import numpy as np
 import pytest
+import torch
+from helpers import random_gram
 from run_files import read, write_rows
 
+from experiments.falling import DEMAND, FallingHamu, RisingFalcon, falls
 from experiments.league import (
     DEFAULT,
     EFFORT,
@@ -35,6 +38,7 @@ from experiments.paper.sampling import Sample, sample_images
 from experiments.paper.similarity import volumes_of
 from experiments.paper.stage import Stage
 from experiments.problems import Problem
+from hamu import HamuQ, build_method
 from hamu.data import read_images, read_text
 from hamu.errors import HamuError
 from hamu.unlearning.run_folder import RunFolder
@@ -416,6 +420,34 @@ def test_the_page_of_the_league_shows_what_was_measured():
     assert {*table(parts).splitlines()} <= {*page}
     found = [row for part in parts.values() for row in part["rows"].values() if row is not None]
     assert {len(row[name]) for row in found for name in ("cost", "relearned")} == {3}, "seeds"
+    falcon, rising, ours, half, falling, _ = map(mean, read(results / "falling.json").values())
+    why = (
+        f"FALCON costs {falcon:.3f}, without these falls {rising:.3f}, HAMU-Q {ours:.3f}; at φ = ½ "
+        f"it costs {half:.3f}, with the falls {falling:.3f}."
+    )
+    assert why in "\n".join(page)
+
+
+def of_steps(gram, method):
+    """Rise of the forget loss and squared length of a step by block; the weights."""
+    weights = method.weigh(gram)
+    a, b = weights.retain, weights.forget
+    square = a * a * gram.retain_sq + 2 * a * b * gram.dot + b * b * gram.forget_sq
+    return -(a * gram.dot + b * gram.forget_sq), square, torch.stack([a, b])
+
+
+def test_falcon_and_hamu_trade_the_blocks_in_which_falcon_lets_the_forget_loss_fall():
+    gram = random_gram(1, blocks=200)
+    falcon, rising = (of_steps(gram, one) for one in (build_method("falcon"), RisingFalcon()))
+    where = falls(gram)
+    assert 20 < where.sum() < 180
+    assert torch.equal(falcon[0] < 0, where)
+    torch.testing.assert_close(rising[0][where] / falcon[0][where], 0 * rising[0][where])
+    torch.testing.assert_close(rising[1], falcon[1])
+    assert torch.equal(rising[2][:, ~where], falcon[2][:, ~where])
+    ours, falling = (of_steps(gram, of(0.5, **DEMAND))[2] for of in (HamuQ, FallingHamu))
+    assert torch.equal(falling[:, ~where], ours[:, ~where])
+    assert (falling[:, where] == torch.tensor([[1.0], [0.0]])).all()
 
 
 def test_the_readme_sets_the_default_beside_the_best_rival_as_measured():
