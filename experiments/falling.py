@@ -32,7 +32,11 @@ from hamu.evaluation.gains import Level, state_at
 STEPS, EVERY, BATCH, RATE = 24, 2, 128, 5.37e-5
 LEVEL = Level("forget", 0.4732)  # of the retrained model
 RECORDS = 2000  # to measure the retain loss
-DEMAND: dict[str, Any] = {"constraint_mode": "relative", "stopping": "off", "on_infeasible": "clamp"}
+DEMAND: dict[str, Any] = {
+    "constraint_mode": "relative",
+    "stopping": "off",
+    "on_infeasible": "clamp",
+}
 
 
 def falls(gram: PairGram) -> torch.Tensor:
