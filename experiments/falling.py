@@ -5,7 +5,8 @@
 On conflict FALCON lets the forget loss fall in each tensor where forgetting is hard, 1.2 κ > 0.8 ‖g_f‖² sin²θ; HAMU-Q
 makes every tensor forget its share. If that is the reason, FALCON without these falls costs what HAMU-Q costs, and
 HAMU-Q with them what FALCON costs. One constraint for the whole model lets tensors fall, too. All take the same batches
-and rate, FALCON's in the league.
+and rate, FALCON's in the league. With falls HAMU-Q does not get there in 24 steps at demands of
+0.02, 0.1, 0.2 and 0.3 (seed 42); 0.5 was the next tried.
 """
 
 from __future__ import annotations
