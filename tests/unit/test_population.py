@@ -55,7 +55,8 @@ def filled(draws, half_life=1e6):
 
 
 def estimated(population):
-    return population.grams(population.sums(same))
+    sums = population.sums(same)
+    return population.grams(sums["ends"][0], sums["weights"], population.lines(sums["weights"])[0])
 
 
 @pytest.fixture(scope="module")
@@ -137,15 +138,19 @@ def test_confidence_is_that_of_a_normal_error(headroom, error, margin, confidenc
     assert status.confidence(margin) == pytest.approx(confidence, abs=1e-4)
 
 
-@pytest.mark.parametrize("passes", [4.5, 4.0, 7.3, 40.0])
-def test_the_estimate_is_the_end_of_a_line_and_keeps_the_noise_that_its_passes_leave(passes):
+@pytest.mark.parametrize(("passes", "which", "settling"), [
+    (4.5, 0, 0.4), (4.0, 1, 0.1), (7.3, 0, 0.4), (40.0, 0, 0.4), (40.0, 1, 0.1),
+])  # fmt: skip
+def test_an_estimate_is_the_end_of_a_line_and_keeps_the_noise_that_its_passes_leave(
+    passes, which, settling
+):
     steps = 90  # times begin anew after 20
     one_hot = [([row], [row]) for row in torch.eye(steps)]
     population = populations(one_hot, (20.0, (passes, math.inf)))[0]
     sums = population.sums(same)
-    weights, step = sums["ends"][:GROUPS].sum(0).double(), torch.arange(steps)
+    weights, step = sums["ends"][which, :GROUPS].sum(0).double(), torch.arange(steps)
     age = steps - 1.0 - step.double()
-    counts, ridge = 0.5 ** (age / 20.0), (0.4 * 20.0) ** 3 / 12
+    counts, ridge = 0.5 ** (age / 20.0), (settling * 20.0) ** 3 / 12
     ones, ages, squares = (counts @ age**power for power in range(3))
     end_of_line = counts * (squares + ridge - ages * age) / (ones * (squares + ridge) - ages**2)
     assert weights.tolist() == pytest.approx(end_of_line.tolist(), abs=1e-5)
@@ -153,7 +158,7 @@ def test_the_estimate_is_the_end_of_a_line_and_keeps_the_noise_that_its_passes_l
     in_pass = torch.minimum(begins + passes, step + 1) - torch.maximum(begins, step)
     of_passes = in_pass.clamp(min=0).double() @ weights
     left = 1.0 - of_passes.square().sum() / passes / weights.square().sum()
-    found = population._noise_left(population._line(sums["weights"]))
+    found = population._noise_left(population.lines(sums["weights"])[which])
     assert found.tolist() == pytest.approx([left.item(), 1.0], abs=1e-4)
 
 
@@ -269,9 +274,31 @@ def test_few_steps_are_no_slope():
     for seed in range(40):
         population = filled(drawn(8, cos=0.6, seed=seed), half_life=40.0)
         shrunk.append(estimated(population)[1].sum())
-        population._ridge = 0.0
+        population._ridges[0] = 0.0
         line.append(estimated(population)[1].sum())
     assert torch.stack(shrunk).std() < 0.6 * torch.stack(line).std()
+
+
+@pytest.mark.parametrize(("speed", "deviation", "is_quick"), [
+    (0.02, 0.0, True), (0.02, 0.05, True), (0.02, 0.5, False), (0.0, 0.05, False),
+])  # fmt: skip
+def test_a_headroom_that_falls_within_a_half_life_lags_only_where_noise_hides_it(
+    speed, deviation, is_quick
+):
+    """Of two ridges the smaller is taken where their headrooms differ for certain."""
+    method, off = HamuQ(0.9, **RELATIVE), []
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        cos = [0.6 + speed * (t - 30) for t in range(40)]
+        population = filled([noisy(expected(c), deviation, generator) for c in cos], 80.0)
+        sums = population.sums(same)
+        lines = zip(sums["ends"], population.lines(sums["weights"]), strict=True)
+        both = [population._estimate(sums, *each, method, 1.0, None).headrooms[0] for each in lines]
+        assert population.judge(sums, method, 1.0).headroom == both[is_quick]
+        truth = math.sqrt(1.0 - cos[-1] ** 2) / 0.9
+        off.append([abs(headroom - truth) for headroom in both])
+    steady, quick = torch.tensor(off).mean(0).tolist()
+    assert quick < 0.4 * steady if is_quick else steady < quick
 
 
 def test_a_sustainable_demand_is_never_stopped():
@@ -368,7 +395,7 @@ def test_processes_decide_by_the_sums_that_they_agree_on():
         """The first process finds that both sides point the same way; this one, that they do not."""
 
         def agree(self, numbers):
-            return torch.cat([numbers[:GROUPS], numbers[:GROUPS]])
+            return torch.cat([numbers[:, :GROUPS], numbers[:, :GROUPS]], 1)
 
     pair = pair_of(half_life=40.0)
     pair.use(First(pair.parameters, pair.block_of))

@@ -10,9 +10,11 @@ few neighbours in each row, for the rows of a few tokens hold most of their grad
 gradient moves with the weights; its latest value is the end of a line through the samples of all
 steps, by least squares with weights that fall with age (Brown 1963, double exponential smoothing).
 Few steps do not show a slope: a ridge (Hoerl and Kennard 1970) shrinks it by half where they span
-`_SETTLING` half-lives. That is a mean with weights w_t, some of them negative, which each side
-keeps in `GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts contain
-only products of different steps:
+the first of `_SETTLING` half-lives. Where noise is small such an estimate lags behind the
+gradient; one of less ridge, the second, takes its place if their headrooms differ for certain
+(after Lepski 1991). Each is a mean with weights w_t, some of them negative, which each side keeps
+in `GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts contain only
+products of different steps:
 
     ‖E g_r‖²        mean of A_k·A_l over k ≠ l            A_k, B_m: parts of g_r and g_f
     E g_r·E g_f     mean of A_k·B_m                       both batches are drawn independently
@@ -47,7 +49,8 @@ SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0
 # neighbours a row (they share a line of the cache), but at most one entry in so many of all
 _TALL, _OF_A_ROW, _ONE_IN = 7, 4, 32
 FEWEST = 6  # steps before an estimate is used
-_SETTLING = 0.4  # half-lives
+_SETTLING = 0.4, 0.1  # half-lives
+_CERTAIN = 5.0  # standard errors of the difference
 # Standard errors added to the headroom: of many estimates the lowest decides
 _CAUTION, _CAUTION_IN_DOUBT = 0.5, 2.0
 _DOUBTFUL = 0.2  # standard error of the headroom
@@ -117,7 +120,7 @@ class Population:
     ) -> None:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
-        self._ridge = (_SETTLING * half_life) ** 3 / 12.0  # Σ(t - mean t)² of so many steps
+        self._ridges = [(s * half_life) ** 3 / 12.0 for s in _SETTLING]  # Σ(t - mean t)² of steps
         samples = [_Sample.of(p) for p in parameters]
         self._whole = [n for n, one in enumerate(samples) if one.apart == 1]
         # the Gram is measured before, its last tensors are in the cache
@@ -209,24 +212,24 @@ class Population:
 
         `agree` makes them equal on all processes.
         """
-        line = self._line(self._weights)
-        ends = torch.addcmul(line[0] * self._sums[0], line[1], self._sums[1]).flatten(0, 1)
+        lines = self.lines(self._weights)
+        ends = [torch.addcmul(a * self._sums[0], b, self._sums[1]) for a, b in lines]
         squares = self._squares.view(2, 2, -1)
-        return {"ends": agree(ends), "weights": self._weights, "squares": squares}
+        together = torch.stack(ends).flatten(1, 2)
+        return {"ends": agree(together), "weights": self._weights, "squares": squares}
 
-    def grams(self, sums: Mapping[str, Tensor]) -> tuple[PairGram, Tensor]:
+    def grams(self, ends: Tensor, weights: Tensor, line: Tensor) -> tuple[PairGram, Tensor]:
         """Gram from all parts and from all but one, [L, 1 + GROUPS]; and the plain dot, [L].
 
         The Gram's dot is the root of the estimate of the squared one, for an angle without bias.
         """
-        line = self._line(sums["weights"])
-        ends = torch.split(sums["ends"].double(), self._counts, 1)  # whose squares may underflow
-        by_tensor = torch.stack([one @ one.T for one in ends])
-        products = by_tensor.new_zeros(sums["squares"].shape[2], *by_tensor.shape[1:])
+        parts = torch.split(ends.double(), self._counts, 1)  # whose squares may underflow
+        by_tensor = torch.stack([one @ one.T for one in parts])
+        products = by_tensor.new_zeros(self._squares.shape[1] // 2, *by_tensor.shape[1:])
         products.index_add_(0, self._block_of, by_tensor * self._scales[:, None, None])
         r, f = slice(GROUPS), slice(GROUPS, None)
         kept = self._kept
-        weights = kept * (sums["weights"][:, :2] @ line)
+        weights = kept * (weights[:, :2] @ line)
         all_pairs = weights.sum(1).square()
         pairs = all_pairs - weights.square().sum(1)  # of different parts
         noise = self._noise_left(line)
@@ -259,14 +262,15 @@ class Population:
         dot = whole / all_pairs
         return PairGram(retain_sq, forget_sq, dot_sq.sqrt().copysign(whole)), dot[:, 0]
 
-    def _line(self, weights: Tensor) -> Tensor:
-        """Multiples of sums and of those times time that give the end of the fitted line, [2]."""
-        time = self._steps % self._anew
+    def lines(self, weights: Tensor) -> list[Tensor]:
+        """Multiples of sums and of those times time that give the end of a line, [2], by ridge."""
+        time, found = self._steps % self._anew, []
         ones, times, squares = _shifted(weights.sum(0).unbind(), time)
-        squares = squares + self._ridge * self._decay**-time
-        both: Tensor = torch.stack([squares + time * times, -times])
-        both /= ones * squares - times * times
-        return both
+        for ridge in self._ridges:
+            wider = squares + ridge * self._decay**-time
+            both = torch.stack([wider + time * times, -times])
+            found.append(both / (ones * wider - times * times))
+        return found
 
     def _noise_left(self, line: Tensor) -> Tensor:
         """Share of the noise of independent draws that the mean of each side has, [2]."""
@@ -289,20 +293,15 @@ class Population:
         """Status from `sums` on the host, and a method's memory; None without a new estimate."""
         if not self.is_due:
             return None
-        grams, dot = self.grams(sums)
-        gram, *fewer = map(PairGram, grams.retain_sq.T, grams.forget_sq.T, grams.dot.T)
+        lines = zip(sums["ends"], self.lines(sums["weights"]), strict=True)
+        both = [self._estimate(sums, *each, method, max_norm, memory) for each in lines]
+        gap, *of_fewer = map(operator.sub, both[1].headrooms, both[0].headrooms)
+        found = both[abs(gap) > _CERTAIN * _jackknife_error(of_fewer)]
+        gram, dot, status, line, (headroom, *others) = found
+        if math.isnan(status.clipped_demand.item()):  # too few steps were finite
+            return None
         clip = gram.clip_factors(max_norm)
-
-        def standing(gram: PairGram) -> ConstraintStatus:
-            gram = gram.scaled(*gram.clip_factors(max_norm))
-            more = replace(gram, losses=sums.get("losses"), memory=memory)
-            status = method.weigh(more).constraint
-            assert status is not None
-            return status
-
-        status = standing(gram)
         norms = torch.stack([gram.retain_sq, gram.forget_sq]).sum(1)
-        line = self._line(sums["weights"])
         squares = torch.einsum("m,msl->s", line, sums["squares"])
         kappa, noise = dot.sum(), (squares / norms - 1.0).clamp(min=0.0)
         own = {
@@ -311,17 +310,33 @@ class Population:
             "retain_noise": noise[0],
             "forget_noise": noise[1],
         }
-        demand, headroom, error = status.clipped_demand.item(), math.inf, math.inf
-        if math.isnan(demand):  # too few steps were finite
-            return None
-        if demand > 0:
-            headroom = status.headroom
-            others = [one.headroom for one in map(standing, fewer)]
-            left = self._noise_left(line).max().item()
-            error = _jackknife_error(others) * math.sqrt(left)
+        error = _jackknife_error(others) * math.sqrt(self._noise_left(line).max().item())
         values = (own[name] if name in own else getattr(status, name) for name in _READ)
         self.status = _status_of(headroom, error, *(value.item() for value in values))
         return self.status
+
+    def _estimate(
+        self,
+        sums: Mapping[str, Tensor],
+        ends: Tensor,
+        line: Tensor,
+        method: Method,
+        max_norm: float | None,
+        memory: Tensor | None,
+    ) -> "_Estimate":
+        """Estimate by one of the lines."""
+        grams, dot = self.grams(ends, sums["weights"], line)
+        gram, *fewer = map(PairGram, grams.retain_sq.T, grams.forget_sq.T, grams.dot.T)
+
+        def standing(gram: PairGram) -> ConstraintStatus:
+            gram = gram.scaled(*gram.clip_factors(max_norm))
+            more = replace(gram, losses=sums.get("losses"), memory=memory)
+            status = method.weigh(more).constraint
+            assert status is not None
+            return status
+
+        status, *others = map(standing, (gram, *fewer))
+        return _Estimate(gram, dot, status, line, [one.headroom for one in (status, *others)])
 
     def _draw(self, grads: Sequence[Tensor | None], row: Tensor, places: list[Tensor]) -> None:
         """Copy the sampled entries of one side to its row, [entries]."""
@@ -363,6 +378,18 @@ class Population:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"sums": self._sums, "weights": self._weights, "squares": self._squares}
+
+
+class _Estimate(NamedTuple):
+    """Gram of the expected gradients, its plain dot, [L], and standing, by a line; the headrooms
+    from all parts and from all but one.
+    """
+
+    gram: PairGram
+    dot: Tensor
+    status: ConstraintStatus
+    line: Tensor
+    headrooms: list[float]
 
 
 class _Sample(NamedTuple):
