@@ -324,6 +324,12 @@ def test_verify_counts_by_the_unseen_records_of_the_original_model(texts, verify
     found = verify()[1]
     assert found[FORGOTTEN] == ("holds", "")
     assert found[FORGOTTEN.replace("after", "before")][0] == "does not hold"
+    changed("record", *COUNT, by=lambda count: 0 if count else 1)
+    changed(
+        "record", "figures", "after", "sets", "retain", "accuracy", by=lambda value: value - 0.01
+    )
+    found = verify()[1]
+    assert found[FORGOTTEN][0] == found[FIGURES_AFTER][0] == "does not hold"
 
 
 def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):

@@ -189,6 +189,11 @@ def spectrum_of(h, steps=None, tolerance=1e-9):
     return lanczos(lambda v: h @ v, [like], steps=steps or len(h), tolerance=tolerance)
 
 
+def test_the_size_of_a_curvature_is_that_of_its_largest_eigenvalue_of_either_sign():
+    h, *_ = spread(smallest=-6.0)
+    assert spectrum_of(h).size == pytest.approx(6.0)
+
+
 def test_the_spectrum_of_a_model_in_bfloat16_is_found_in_float32():
     scale = torch.linspace(-1.0, 3.0, 64)
     weights = torch.zeros(64, dtype=torch.bfloat16)

@@ -21,10 +21,13 @@ from hamu.evaluation import (
 )
 from hamu.evaluation.membership import (
     AttackScores,
+    ShadowPredictions,
     auc_of,
     confidences,
     loss_attack,
+    matched_by_class,
     rmia_scores,
+    shadow_figures,
     ulira_scores,
 )
 from hamu.evaluation.predictions import embed, principal_axes
@@ -253,6 +256,40 @@ def test_log_odds_are_those_of_the_probabilities():
     torch.testing.assert_close(confidences(logits, labels), torch.log(p / (1 - p)))
     sure = confidences(torch.tensor([[1000.0, 0.0]]), torch.tensor([0]))
     assert sure.tolist() == [1000.0], "where p is 1 in float64"
+
+
+def test_rmia_compares_as_many_members_of_each_class_as_others():
+    forget, test = random_predictions(60, 0), random_predictions(30, 1)
+    first, second = matched_by_class(forget.labels, test.labels, 42)
+    labels = torch.cat([forget.labels, test.labels[second]])
+    trained = torch.stack([random_predictions(len(labels), seed).logits for seed in range(2, 6)])
+    shadows = ShadowPredictions(trained, None, torch.zeros(4, len(labels)))
+    logits = torch.cat([forget.logits, test.logits[second]])
+    log_p = [one.log_softmax(-1).gather(-1, labels[:, None])[:, 0] for one in (logits, *trained)]
+    others = torch.arange(60, len(labels))
+    scores = rmia_scores(log_p[0], torch.stack(log_p[1:]), others)
+    expected = AttackScores(scores[first], scores[others])
+    found = shadow_figures(forget, test, shadows)
+    assert found == {"rmia_auc": expected.auc, "rmia_tpr_at_1_fpr": expected.tpr}
+
+
+def test_ulira_asks_the_shadow_models_that_have_unlearned():
+    forget, test = with_losses([0.5] * 12, [0] * 12), with_losses([0.5] * 12, [0] * 12)
+    holds = torch.stack([torch.arange(24) % 2 == n % 2 for n in range(4)])
+    trained, unlearned = (
+        torch.stack([random_predictions(24, seed).logits for seed in seeds]).double()
+        for seeds in (range(4), range(4, 8))
+    )
+    labels = torch.zeros(24).long()
+    sure = confidences(torch.cat([forget.logits, test.logits]), labels)
+    scores = ulira_scores(sure, confidences(unlearned, labels), holds)
+    found = shadow_figures(forget, test, ShadowPredictions(trained, unlearned, holds))
+    assert found["ulira_auc"] == AttackScores(scores[:12], scores[12:]).auc
+
+
+def test_one_in_a_hundred_others_may_score_higher():
+    others = torch.cat([torch.tensor([3.0]), torch.zeros(99)])
+    assert AttackScores(torch.tensor([2.0, 5.0]), others).tpr == 1.0
 
 
 def test_ulira_is_the_ratio_of_two_normal_densities():

@@ -137,6 +137,8 @@ def test_texts_in_other_case_or_punctuation_are_near_copies():
     problem = forget_rows(data, texts("it is bob", "It is Ann!", "It is Ben."), [0])
     assert (problem.copies(), problem.near_copies()) == (1, (1, 2))
     assert forget_rows(data, None, [2]).near_copies() == (0, 0)
+    alone = forget_rows(texts("Ann.", "Bob."), texts("ann", "Ben"), [0])
+    assert alone.near_copies() == (0, 1), "in the test set alone"
     for one, other in (("3 < 5", "3 > 5"), ("कमला", "कमल"), ("\U0001f44d", "\U0001f44e")):
         problem = forget_rows(texts(one, other, f"{one}."), None, [0])
         assert problem.near_copies() == (1, 0), f"{other} is other text"

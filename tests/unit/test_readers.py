@@ -375,3 +375,18 @@ def test_labels_may_be_names(folder, texts, classes, labels):
     data = read_images(in_parquet(PICTURES[:2], texts)(folder))
     assert data.classes == classes
     assert data.labels.tolist() == labels
+
+
+def test_statistics_are_those_of_all_pixels_of_all_sets(folder):
+    data = read_images(str(folder))
+    values = data.pixels.double() / 255
+    mean, std = pixel_statistics(data.select([0, 1]), data.select([2, 3, 4, 5]))
+    assert mean == pytest.approx(values.mean((0, 2, 3)).tolist())
+    assert std == pytest.approx(values.std((0, 2, 3), correction=0).tolist())
+
+
+def test_resized_pixels_are_bilinear(tmp_path):
+    board = np.tile(np.array([[0, 255], [255, 0]], np.uint8), (6, 2, 2))
+    path = to_npz(tmp_path / "a.npz", images=board, labels=LABELS)
+    found = read_images(path, image_size=2).pixels
+    assert ((found > 100) & (found < 155)).all(), "a mean of the pixels around, not one of them"

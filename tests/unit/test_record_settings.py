@@ -14,8 +14,10 @@ from hamu.unlearning.record.inputs import text_digest
 
 def test_places_and_people_are_not_among_the_recorded_settings(tmp_path):
     named = {"forget_filter": "author=Jane Doe", "data_dir": "hub:o/n"}
+    named |= {name: f"/home/jane/{name}.jsonl" for name in ("test_data", "forget_data")}
     data = DataOptions(data="/home/jane/secret/people.jsonl", **named)
-    run = RunOptions(model="hub:owner/model", retain_model="../models/retrained/")
+    of_texts = {name: f"/home/jane/{name}" for name in ("base_model", "tokenizer")}
+    run = RunOptions(model="hub:owner/model", retain_model="../models/retrained/", **of_texts)
     options = {"optim": "adamw_torch", "hub_token": "hf_secret", "run_name": "for jane"}
     args = UnlearnConfig(output_dir=str(tmp_path / "jane"), adam_beta1=0.8, **options)
     given = ["optim", "hub_token", "run_name", "adam_beta1", "output_dir"]

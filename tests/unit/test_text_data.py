@@ -385,3 +385,24 @@ def test_an_expression_finds_only_what_is_in_the_data(tmp_path):
 def test_the_tokenizer_writes_any_text(tokenizer):
     text = "Ünïcode – 漢字, tabs\t and \n lines"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_a_prompt_as_long_as_the_limit_leaves_no_answer(texts, tokenizer):
+    one = texts.select([0])
+    prompt, whole = len(encode(one, tokenizer).prompt(0)), len(encode(one, tokenizer).tokens[0])
+    with pytest.raises(HamuError, match=f"no answer token among its first {prompt} tokens"):
+        encode(one, tokenizer, prompt)
+    assert (encode(one, tokenizer, prompt + 1)[0]["labels"] != -100).sum() == 1
+    assert encode(one, tokenizer, whole).truncated == 0, "what just fits is whole"
+
+
+def test_a_selection_keeps_each_record_with_its_other_answer(texts, tokenizer):
+    alternatives = texts.alternatives()
+    data = replace(encode(texts, tokenizer), alternatives=encode(alternatives, tokenizer))
+    assert data.select([1]).alternatives.texts.records == alternatives.select([1]).records
+
+
+def test_a_mask_of_ones_own_is_kept():
+    padded = {"input_ids": [0, 5], "labels": [-100, 5], "attention_mask": [0, 1]}
+    batch = collate([padded, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}])
+    assert batch["attention_mask"].tolist() == [[0, 1, 0], [1, 1, 1]]
