@@ -122,6 +122,8 @@ def test_progress_after_going_back_is_that_over_the_state_gone_back_to():
     ([STUCK] * 12, 0.5, 8),
     ([high(2), high(4), high(7)], 0.5, 0.75**3),  # ever more records overshoot
     ([high(2), high(2)], 0.5, 0.75 * 1.25),
+    ([high(1)], 0.5, 1),  # one of ten stands out by chance
+    ([(5, START + 0.06, 0.5), (5, START + 0.06, 0.49)], 0.5, 1.25),  # a little more missing is noise
     ([(6, START + 0.06), (4, START + 0.06)], 0.5, 0.75),  # and some are lost again
     ([(6, START + 0.01), (4, START + 0.01)], 0.625, 0.75),
 ])  # fmt: skip
@@ -511,3 +513,56 @@ def test_the_first_rate_is_a_small_part_of_the_size_of_weights_of_matrices():
     assert first_rate([matrix, torch.full((7,), 100.0)]) == pytest.approx(0.002)
     assert first_rate([torch.full((7,), 100.0)]) == pytest.approx(0.4)
     assert first_rate([matrix, torch.zeros(5, 2)]) == 5e-4, "a new adapter has no size yet"
+
+
+def test_without_a_budget_a_small_rise_is_repaired_and_not_gone_back_from():
+    work = Work((6, START + 0.05))
+    work.controller.budget = 0.0
+    work.run()
+    assert (work.weights, work.demand) == (1, 0.25)
+    assert work.controller.rate == work.controller._first_rate
+
+
+def test_the_rate_has_a_floor():
+    work = Work(*[(1, math.nan)] * 6).run()
+    assert work.controller.rate == work.controller._first_rate / 16
+
+
+def test_at_the_least_demand_a_rise_within_the_budget_is_no_reason_to_go_back():
+    rises = [(2, 0.06), (5, 0.15), (4, 0.2), (4, 0.05), (4, 0.06)]
+    work = Work(*[(count, START + rise) for count, rise in rises]).run()
+    assert (work.demand, work.weights) == (LEAST_DEMAND, 5)
+
+
+def test_a_lasting_run_goes_back_even_where_half_of_what_was_missing_is_done():
+    found = [(6, START + 0.11 + 0.01 * n) for n in range(5)]
+    work = Work(*found, rehearsals=[]).run()
+    assert (work.weights, work.restarts) == (0, [5])
+
+
+@pytest.mark.parametrize(("at_the_end", "growth"), [(True, 1.5), (False, 1.0)])
+def test_a_lasting_run_speeds_up_at_the_end_of_a_cycle_while_it_is_cheap(at_the_end, growth):
+    work = Work((3, START + 0.01), rehearsals=[]).start()
+    work.lookahead.at_the_end_of_a_retain_cycle = at_the_end
+    work.step()
+    assert work.controller.rate == pytest.approx(growth * work.controller._first_rate)
+
+
+def test_progress_too_small_to_count_does_not_renew_the_patience():
+    work = Work(*[(3, START + 0.07, 0.1 + 1e-4 * n) for n in range(40)]).run()
+    assert len(work.controller.history) == 1 + 31
+
+
+def test_a_second_run_begins_with_the_first_demand():
+    work = Work(*[CHEAP] * 3).run()
+    assert work.demand > 0.5
+    work.state.global_step, work.found = 0, [standing(0)]
+    work.measured.clear()
+    assert work.start().demand == 0.5
+
+
+def test_a_checkpoint_holds_all_that_a_run_goes_by():
+    controller = Work().controller
+    passing = {"_work", "_goal", "budget", "every", "_first_demand", "_patience", "rate_of_step"}
+    own = {*vars(controller)} - passing - {"_constraint", "_optimizer"}
+    assert own | {"demand"} == {*controller.state_dict()}

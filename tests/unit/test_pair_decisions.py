@@ -259,3 +259,48 @@ def test_of_a_clamped_demand_the_thresholds_are_those_of_the_whole_reach(method)
     assert status.max_demand.item() == pytest.approx(7.0)
     assert status.stop_threshold.item() == 0.0
     assert status.direct_threshold.item() == pytest.approx(-math.sqrt(5.0 * 10.0))
+
+
+@pytest.mark.parametrize("losses", [[math.nan, 1.0], [1.0, math.inf]])
+def test_a_loss_of_either_side_that_is_not_finite_skips_the_step(losses):
+    step, _ = combine(HamuQ(0.3, **RELATIVE), *vectors(), losses=torch.tensor(losses))
+    assert (step.decision, step.reason) == ("skip", "a loss is not finite")
+
+
+def test_a_step_abandoned_with_a_disabled_scaler_leaves_no_gradient():
+    retain, _ = vectors()
+    pair = PairedGradients(Holder(retain), HamuQ(0.3, **RELATIVE))
+    collect(pair, "retain", retain)
+    pair.abandon(torch.amp.GradScaler("cpu", enabled=False))
+    assert all(p.grad is None for p in pair.parameters)
+
+
+@pytest.mark.parametrize("keep", [("retain",), ("forget",), ("retain", "forget")])
+@pytest.mark.parametrize("absent", ["retain", "forget"])
+def test_a_kept_gradient_stays_where_the_other_side_has_none(keep, absent):
+    sides = dict(zip(("retain", "forget"), vectors(), strict=True))
+    sides[absent][1] = None
+    pair = PairedGradients(Holder(vectors()[0]), build_method("gdiff"), max_grad_norm=None)
+    for side, grads in sides.items():
+        collect(pair, side, grads)
+    step = pair.combine(keep=keep)
+    for side in keep:
+        for kept, g in zip(step.kept[side], sides[side], strict=True):
+            assert (kept is None and g is None) or torch.equal(kept, g)
+
+
+def test_the_norms_told_are_those_before_clipping():
+    sides = [[3.0 * g for g in side] for side in vectors()]
+    step, _ = combine(HamuQ(0.3, **RELATIVE), *sides, max_grad_norm=1.0)
+    found = [norm.item() for norm in step.gradient_norms]
+    assert found == pytest.approx([flat(side).norm().item() for side in sides])
+
+
+def test_only_blocks_of_a_doubtful_angle_are_measured_again():
+    generator = torch.Generator().manual_seed(0)
+    retain = [torch.randn(60_000, generator=generator) for _ in range(2)]
+    forget = [torch.randn(60_000, generator=generator), 0.5 * retain[1]]
+    step, _ = combine(HamuQ(0.3, **RELATIVE), retain, forget, max_grad_norm=None)
+    dots = [r.double().dot(f.double()).item() for r, f in zip(retain, forget, strict=True)]
+    assert step.gram.dot[0].item() == pytest.approx(dots[0], abs=0.6)  # 1e-5 of the norms
+    assert step.gram.dot[1].item() == pytest.approx(dots[1], rel=1e-12)

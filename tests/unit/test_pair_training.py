@@ -195,3 +195,16 @@ def test_with_offload_to_half_precision_the_error_is_as_stated(monkeypatch, meth
     monkeypatch.setattr("hamu.core.combine.widened_at_once", lambda *devices: 50)
     in_pieces, _ = offloaded(method, "bf16", order, clip=None)
     assert all(torch.equal(a, b) for a, b in zip(in_pieces, found, strict=True))
+
+
+def test_a_model_that_changes_its_precision_is_measured_in_the_new_one():
+    model = network(torch.float32)
+    old = PairedGradients(model, METHOD)
+    model.double()
+    grams = []
+    for pair in (old, PairedGradients(model, METHOD)):
+        collect_both(pair, model)
+        grams.append(pair.combine().gram)
+        model.zero_grad()
+    assert grams[0].eps == grams[1].eps == torch.finfo(torch.float64).eps
+    assert torch.equal(grams[0].dot, grams[1].dot)

@@ -31,6 +31,8 @@ def test_the_area_is_the_share_of_random_points_below_some_point(seed):
     below = (samples[:, None, :] <= points[None]).all(-1).any(-1).mean()
     area = hypervolume([tuple(point) for point in points.tolist()], (0.0, 0.0))
     assert area == pytest.approx(below, abs=5 * math.sqrt(0.25 / len(samples)))
+    moved = [(x + 1.0, y - 0.5) for x, y in points.tolist()]
+    assert hypervolume(moved, (1.0, -0.5)) == pytest.approx(area)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -67,6 +69,8 @@ def evaluated(*points, start=(0.5, 0.25)):
         ([(4.0, 3.0), (3.0, 0.1)], ("forget", 2.0), (3.0, 0.1, 0.8, 4, 4)),
         # none within a jump to more than twice the level
         ([(50.0, 10.0), (60.0, 9.0)], ("forget", 2.0), (60.0, 9.0, 0.8, 4, 4)),
+        ([(2.5, 0.5)], ("forget", 1.0), (2.5, 0.5, 0.9, 2, 2)),
+        ([(2.0, 0.75), (4.0, 3.0)], ("forget", 2.0), (2.0, 0.75, 0.9, 2, 2)),  # at the level
         ([(2.0, 0.75), (4.0, 1.75), (9.0, 9.0)], ("retain", 1.25), (3.0, 1.25, 0.85, 3.0, 2)),
         ([(2.0, 0.75), (4.0, 1.75)], ("retain", 0.1), None),
         ([(1.0, 0.5), (4.9, 0.5)], ("forget", 5.0), None),
