@@ -326,11 +326,14 @@ def table(options: argparse.Namespace) -> None:
                 found[f"{data}/{size}{_suffix(options)}"] = {r: judge(runs, r) for r in rules}
     known = json.loads(options.output.read_text()) if options.output.exists() else {}
     options.output.write_text(json.dumps(known | found, indent=1) + "\n")
-    for name, by_rule in found.items():
-        cells = [
-            f"{c['within']}, {c['close']}, {c['never']}, "
-            + ("-" if c["delay"] is None else f"{c['delay']:+g}")
-            for c in by_rule.values()
-        ]
-        due = by_rule["batch"]
-        print(f"| {name} | {due['due']} of {due['due'] + due['not due']} | {' | '.join(cells)} |")
+    print("\n".join(row(name, by_rule) for name, by_rule in found.items()))
+
+
+def row(name: str, by_rule: dict[str, Any]) -> str:
+    """Line of the table: runs that should stop; in time, close, never and the delay by each rule."""
+    cells = [
+        f"{c['within']}, {c['close']}, {c['never']}, "
+        + ("-" if c["delay"] is None else f"{c['delay']:+g}")
+        for c in by_rule.values()
+    ]
+    return f"| {name} | {by_rule['batch']['due']} | {' | '.join(cells)} |"

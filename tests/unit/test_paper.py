@@ -38,6 +38,7 @@ from experiments.paper.sampling import Sample, sample_images
 from experiments.paper.similarity import volumes_of
 from experiments.paper.stage import Stage
 from experiments.problems import Problem
+from experiments.stopping import row
 from hamu import HamuQ, build_method
 from hamu.data import read_images, read_text
 from hamu.errors import HamuError
@@ -426,6 +427,30 @@ def test_the_page_of_the_league_shows_what_was_measured():
         f"it costs {half:.3f}, with the falls {falling:.3f}."
     )
     assert why in "\n".join(page)
+
+
+def test_the_page_on_stopping_shows_what_was_measured():
+    results = PUBLISHED.parent / "results"
+    page = (results / "stopping.md").read_text(encoding="utf-8")
+    found = read(results / "stopping.json")
+    sizes = (8, 16, 32, 64, 128)
+
+    def of(data, key, sizes=sizes, suffix=""):
+        return sum(found[f"{data}/{size}{suffix}"]["population"][key] for size in sizes)
+
+    for size in (*sizes, 512, 2048):
+        assert row(str(size), found[f"digits/{size}"]) in page.splitlines()
+    small, large = of("cifar", "within", sizes[:2]), of("cifar", "within", sizes[2:])
+    late = of("tofu", "due", suffix="-0.9") - of("tofu", "within", suffix="-0.9")
+    for said in (
+        f"{of('digits', 'within')} of {of('digits', 'due')} within 20%",
+        f"{of('digits', 'false')} of {of('digits', 'not due')} runs that should not stop do",
+        f"of 32 to 128 {large} of 12 runs stop within 20%, of 8 and 16 {small} of 8",
+        f"{late} of ten are late",
+    ):
+        assert said in page
+    never = [of("digits", "never"), of("cifar", "never"), of("tofu", "never", suffix="-0.9")]
+    assert never == [0, 0, 0]
 
 
 def of_steps(gram, method):
