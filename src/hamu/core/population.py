@@ -246,9 +246,9 @@ class Population:
 
         across = products[:, r, f]
         columns, whole = summed(across)
-        lines, _ = summed(across.transpose(1, 2))
+        rows, _ = summed(across.transpose(1, 2))
         _, each = summed(across.square())
-        same_forget, same_retain = columns.square().sum(2), lines.square().sum(2)
+        same_forget, same_retain = columns.square().sum(2), rows.square().sum(2)
         dot_sq = freed(
             freed(whole.square(), same_retain, noise[0]),
             freed(same_forget, each, noise[0]),
