@@ -11,6 +11,7 @@ from transformers.training_args import ParallelMode
 from hamu import HamuError, UnlearnConfig
 from hamu.unlearning.jobs.options import BY_HAND
 from hamu.unlearning.trainer import TrainConfig
+from hamu.unlearning.trainer import config as config_module
 
 GOAL = {"auto": True, "max_retain_increase": 0.1, "target_forget_loss": 2.0}
 LASTING, TWO = {"lasting": True}, {"processes": 2}
@@ -149,6 +150,19 @@ def test_an_accelerator_without_float64_is_left_alone(monkeypatch, said):
     assert (config.use_cpu, config.device.type) == (True, "cpu")
     assert UnlearnConfig(output_dir="unused", use_cpu=True).use_cpu
     assert said.messages == ["the CPU is used: this machine's accelerator, mps, has no float64"]
+
+
+def test_bf16_is_advised_against_where_it_is_slower_than_float32(monkeypatch, said):
+    assert 0 < config_module._slowdown_by_bf16() < math.inf
+    for times in (0.5, 27.6):
+        monkeypatch.setattr(config_module, "_slowdown_by_bf16", lambda times=times: times)
+        TrainConfig(output_dir="unused", bf16=True, use_cpu=True)
+    TrainConfig(output_dir="unused", use_cpu=True)
+    [message] = said.messages
+    assert message == (
+        "this CPU multiplies bfloat16 matrices 28 times as slowly as float32; --bf16 false is "
+        "faster"
+    )
 
 
 def test_each_process_needs_a_gpu_of_its_own(monkeypatch):

@@ -5,7 +5,9 @@ One dataclass serves the Python API, the command line and YAML.
 
 import os
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache, partial
 from numbers import Real
+from timeit import repeat
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from hamu.unlearning.goals import check_goal_settings
 _warn_once = logging.get_logger(__name__).warning_once
 
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+_SLOW = 2.0  # times as long as float32 takes
 DEFAULT_BUDGET = 0.02  # nats that the retain loss may rise in a run by goal
 _UPLOADS = ("WANDB_LOG_MODEL", "WANDB_WATCH", "HF_MLFLOW_LOG_ARTIFACTS")
 # Settings that have no effect with some methods: for these a method needs a pass over the side,
@@ -173,6 +176,11 @@ class TrainConfig(TrainingArguments):
             not (self.fp16 and self.use_cpu),
             "fp16 needs a GPU: on a CPU training would be in float32; give --bf16, or neither",
         )
+        if self.bf16 and self.use_cpu and (times := _slowdown_by_bf16()) >= _SLOW:
+            _warn_once(
+                f"this CPU multiplies bfloat16 matrices {times:.0f} times as slowly as float32; "
+                f"--bf16 false is faster"
+            )
         trackers = named_trackers(self.report_to)
         with reading("the settings do not fit together"):
             super().__post_init__()  # type: ignore[no-untyped-call]
@@ -494,6 +502,15 @@ class UnlearnConfig(TrainConfig):
         settings = {name: getattr(self, name) for name in _METHOD_FIELDS} | {"radius": radius}
         stopping = StoppingRule(*(getattr(self, name) for name in _STOPPING_FIELDS))
         return build_method(self.method, **settings, stopping=stopping)
+
+
+@cache
+def _slowdown_by_bf16() -> float:
+    """Time of a product of bfloat16 matrices on this CPU over that of float32, measured."""
+    matrix = torch.ones(128, 128, device="cpu")
+    of_both = (matrix.bfloat16(), matrix.float())
+    half, full = (min(repeat(partial(torch.mm, one, one), number=1)) for one in of_both)
+    return half / full
 
 
 def named_trackers(asked: str | list[str] | None) -> list[str]:
