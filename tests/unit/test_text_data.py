@@ -183,6 +183,9 @@ def test_texts_are_told_from_images(tmp_path):
     for header, holds_text in (("image,label", False), ("image,text", True), ("q,a", True)):
         (tmp_path / "a.csv").write_text(header)
         assert is_text(str(tmp_path / "a.csv")) == holds_text
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(HamuError, match=r"a\.csv is empty: it has no records"):
+        is_text(str(tmp_path / "a.csv"))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1")
     for other in ("broken.parquet", "missing.parquet", "."):
         assert not is_text(str(tmp_path / other))

@@ -227,6 +227,8 @@ def is_text(source: str) -> bool:
             has_images = not {*images.IMAGE_COLUMNS}.isdisjoint(names)
             return not has_images or _has_texts(names)
         schema = parquet.read_schema(path)
+    except pandas.errors.EmptyDataError:  # a guess would refuse options of the other kind
+        raise HamuError(f"{source} is empty: it has no records") from None
     except (pyarrow.ArrowException, OSError, ValueError):  # damage is reported when it is read
         return suffix == ".csv"
     has_images = any(
