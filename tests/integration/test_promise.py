@@ -65,6 +65,7 @@ def test_checks_come_at_their_interval_or_when_a_step_is_logged(model, trained, 
     assert (trainer.promise or {"checked": 0})["checked"] == checked
 
 
+@pytest.mark.parametrize("before", [0, 1000])  # steps of a run that was resumed
 @pytest.mark.parametrize(
     ("took", "logging", "checked"),
     [
@@ -76,14 +77,14 @@ def test_checks_come_at_their_interval_or_when_a_step_is_logged(model, trained, 
     ],
 )
 def test_by_default_checks_and_log_take_a_twentieth_of_the_time(
-    monkeypatch, took, logging, checked
+    monkeypatch, took, logging, checked, before
 ):
     """Steps of one second each, checks of `took` and entries of the log of `logging` more."""
     clock = [100.0]
     monkeypatch.setattr(promise.time, "perf_counter", lambda: clock[0])
     schedule, found = promise.CheckSchedule(None, torch.device("cpu")), []
     for step in range(1, 41):
-        is_checked = schedule.is_due(step, 1)
+        is_checked = schedule.is_due(before + step, 1)
         clock[0] += 1.0
         with schedule.logged():
             clock[0] += logging
@@ -96,6 +97,17 @@ def test_by_default_checks_and_log_take_a_twentieth_of_the_time(
     if took < 0.9 and logging < 0.05:
         extra = took * len(found) + logging * 40
         assert extra <= 0.05 * (40 + extra)
+
+
+def test_what_is_rounding_goes_by_the_logits_of_the_step_alone():
+    passes, found = promise.RepeatedPasses(nn.Linear(2, 2).bfloat16()), []
+    passes.remember("retain", lambda: torch.zeros(()), 4)
+    for scale in (8.0, 1.0):
+        with torch.no_grad():
+            passes.see(scale * torch.tensor([[1.0, -1.0], [2.0, -2.0]]))
+        found.append(passes.roughness())
+    assert found[0] == pytest.approx(8 * found[1])
+    assert found[1] > 0 == passes.roughness()
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "sgd"])
