@@ -11,7 +11,15 @@ from helpers import Holder, collect
 from hamu import HamuQ, HamuU, PairedGradients, PairGram
 from hamu.core.distributed import Layout
 from hamu.core.gram_meter import GramMeter
-from hamu.core.population import FEWEST, GROUPS, SAMPLED, Population, PopulationStatus, judged
+from hamu.core.population import (
+    FEWEST,
+    GROUPS,
+    SAMPLED,
+    SUMMED,
+    Population,
+    PopulationStatus,
+    judged,
+)
 
 SIZES = (100, 120)
 RELATIVE = {"constraint_mode": "relative"}
@@ -179,16 +187,31 @@ def test_a_sample_of_a_large_tensor_stands_for_all_of_it():
     assert (dot / gram.retain_sq[:, 0]).item() == pytest.approx(0.5, abs=4 / math.sqrt(SAMPLED))
 
 
-def test_rows_that_hold_most_of_a_gradient_are_in_the_sample():
-    """Of an embedding the rows of frequent tokens: 40, of which two or four entries each."""
-    generator, size = torch.Generator().manual_seed(6), 1 + 9 * (torch.arange(2000) % 50 == 0)
-    for columns, deviation in ((64, math.sqrt(2 / 80)), (128, math.sqrt(2 / 160))):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_embedding_is_known_however_few_rows_hold_most_of_its_gradient(dtype):
+    """One, some, or all alike; normal errors of the products are 1/√SUMMED of the norms."""
+    generator, rows = torch.Generator().manual_seed(6), torch.arange(2000)
+    for size in (1 + 500 * (rows == 7), 1 + 9 * (rows % 50 == 0), torch.ones(2000)):
         errors = []
-        for _ in range(10):
-            like = [size[:, None] * torch.randn(2000, columns, generator=generator)]
-            gram, _ = estimated(filled([(like, like)] * 12))
-            errors.append(gram.retain_sq[0, 0].item() / like[0].square().sum().item() - 1)
-        assert torch.tensor(errors).square().mean().sqrt().item() < 1.5 * deviation
+        for columns in (64, 65, 128, 200):
+            one, other = torch.randn(2, 2000, columns, generator=generator)
+            pair = [size[:, None] * one, size[:, None] * (0.5 * one + other)]
+            retain, forget = ([g.to(dtype)] for g in pair)
+            gram, dot = estimated(filled([(retain, forget)] * 12))
+            norms = torch.stack([gram.retain_sq[:, 0], gram.forget_sq[:, 0]])
+            exact = GramMeter(retain, [0]).measure(retain, forget)
+            squares = torch.stack([exact.retain_sq, exact.forget_sq])
+            errors += (norms / squares - 1.0).flatten().tolist()
+            errors.append(((dot - exact.dot) / squares.prod().sqrt()).item())
+        assert torch.tensor(errors).square().mean().sqrt() < 2 / math.sqrt(SUMMED)
+
+
+def test_equal_entries_and_the_last_ones_of_an_embedding_count_as_the_others_do():
+    alike, last = torch.ones(4096, 256), torch.zeros(4096, 256)
+    last[-1] = 1.0
+    for gradient, off in ((alike, 0.1), (last, 1e-6)):
+        gram, _ = estimated(filled([([gradient], [gradient])] * 12))
+        assert gram.retain_sq[0, 0] == pytest.approx(gradient.square().sum().item(), rel=off)
 
 
 @pytest.mark.parametrize("shape", [(16, 6, 5, 5), (20, 100)])

@@ -5,16 +5,17 @@ norms: E‖g‖² = ‖E g‖² + tr Σ/n (McCandlish et al. 2018, App. A). It i
 batch, so products of the gradients of *different* steps are free of it: g_s·g_t estimates ‖E g‖²
 without bias, for a batch of one record too.
 
-No gradient is kept for that, but a sample of each tensor's entries, evenly spaced; of embeddings a
-few neighbours in each row, for the rows of a few tokens hold most of their gradient. The expected
-gradient moves with the weights; its latest value is the end of a line through the samples of all
-steps, by least squares with weights that fall with age (Brown 1963, double exponential smoothing).
-Few steps do not show a slope: a ridge (Hoerl and Kennard 1970) shrinks it by half where they span
-the first of `_SETTLING` half-lives. Where noise is small such an estimate lags behind the
-gradient; one of less ridge, the second, takes its place if their headrooms differ for certain
-(after Lepski 1991). Each is a mean with weights w_t, some of them negative, which each side keeps
-in `GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different parts contain only
-products of different steps:
+No gradient is kept for that, but a sample of each tensor's entries, evenly spaced. In embeddings
+the rows of a few tokens hold most of the gradient; of these all entries are added up, with random
+signs, in a few sums, whose products are those of the gradients on average (count sketch, Charikar
+et al. 2002). The expected gradient moves with the weights; its latest value is the end of a line
+through the samples of all steps, by least squares with weights that fall with age (Brown 1963,
+double exponential smoothing). Few steps do not show a slope: a ridge (Hoerl and Kennard 1970)
+shrinks it by half where they span the first of `_SETTLING` half-lives. Where noise is small such an
+estimate lags behind the gradient; one of less ridge, the second, takes its place if their headrooms
+differ for certain (after Lepski 1991). Each is a mean with weights w_t, some of them negative,
+which each side keeps in `GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different
+parts contain only products of different steps:
 
     ‖E g_r‖²        mean of A_k·A_l over k ≠ l            A_k, B_m: parts of g_r and g_f
     E g_r·E g_f     mean of A_k·B_m                       both batches are drawn independently
@@ -32,8 +33,9 @@ Leaving out one part at a time (the jackknife) gives the standard error of what 
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
+from functools import lru_cache
 from itertools import count
 from typing import Any, NamedTuple, get_type_hints
 
@@ -45,9 +47,10 @@ from hamu.core.methods.base import ConstraintStatus, Method
 
 GROUPS = 4
 SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
-# A matrix with so many times as many rows as columns, as most embeddings have, gives up to so many
-# neighbours a row (they share a line of the cache), but at most one entry in so many of all
-_TALL, _OF_A_ROW, _ONE_IN = 7, 4, 32
+_TALL = 6.0  # rows over columns above which a matrix is taken for an embedding
+# Sums over the entries of one. Their products are off by 1/√4093 of the norms' product; prime, so
+# that rows, which resemble each other, do not meet in step.
+SUMMED = 4093
 FEWEST = 6  # steps before an estimate is used
 _SETTLING = 0.4, 0.1  # half-lives
 _CERTAIN = 5.0  # standard errors of the difference
@@ -121,18 +124,19 @@ class Population:
         self._decay = 0.5 ** (1.0 / half_life)
         self._every = max(1, round(half_life / _PER_HALF_LIFE))
         self._ridges = [(s * half_life) ** 3 / 12.0 for s in _SETTLING]  # Σ(t - mean t)² of steps
-        samples = [_Sample.of(p) for p in parameters]
-        self._whole = [n for n, one in enumerate(samples) if one.apart == 1]
+        samples = [_sample_of(p) for p in parameters]
+        self._whole = [n for n, one in enumerate(samples) if one is None]
         # the Gram is measured before, its last tensors are in the cache
-        self._large = {n: one for n, one in reversed([*enumerate(samples)]) if one.apart > 1}
+        self._large = {n: one for n, one in reversed([*enumerate(samples)]) if one is not None}
         order = (*self._whole, *self._large)  # of the entries
         # shapes, and the order of entries in memory, without any
         self._shapes = [torch.empty_like(p, device="meta") for p in parameters]
-        self._counts = [samples[n].entries for n in order]
+        entries = {n: one.entries for n, one in self._large.items()}
+        self._counts = [entries.get(n, parameters[n].numel()) for n in order]
         # on the host, whatever torch's default device is
         self._block_of = torch.tensor([block_of[n] for n in order], device="cpu")
-        sizes = torch.tensor([parameters[n].numel() for n in order], device="cpu")
-        self._scales = sizes.double() / torch.tensor(self._counts, device="cpu").clamp(min=1)
+        scales = [self._large[n].scale if n in self._large else 1.0 for n in order]
+        self._scales = torch.tensor(scales, dtype=torch.float64, device="cpu")
         self._kept = torch.cat([torch.ones(1, GROUPS), 1.0 - torch.eye(GROUPS)]).double().cpu()
         # sums over steps of decay^age · (1, time) · sample, and of decay^age · (1, time, time²),
         # with times and ages from the last time that they began anew
@@ -353,7 +357,7 @@ class Population:
                 continue
             if g.stride() != like.stride():  # entries are counted as they lie in memory
                 g = torch.empty_like(like, device=g.device, dtype=g.dtype).copy_(g)
-            parts += (part.to(row.device) for part in sample.parts(g))
+            parts.append(sample.taken(g).to(row.device))
         if parts:
             torch.cat(parts, out=row[-sum(self._counts[len(places) :]) :])
 
@@ -392,39 +396,62 @@ class _Estimate(NamedTuple):
     headrooms: list[float]
 
 
-class _Sample(NamedTuple):
-    """Entries of a tensor as they lie in memory: `number` of them, `apart` from each other, and so
-    many neighbours behind each that `run` are in a row.
-    """
+class _Spaced(NamedTuple):
+    """Entries of a tensor as they lie in memory, so many apart; each stands for `scale` of them."""
 
-    number: int
-    apart: int = 1
-    run: int = 1
+    entries: int
+    apart: int
+    scale: float
 
     @classmethod
-    def of(cls, parameter: Tensor) -> "_Sample":
-        """All entries of a small tensor, runs of an embedding, else single ones. They lie a prime
-        apart that divides no dimension, so that no row, column or place of a kernel is left out.
+    def of(cls, parameter: Tensor) -> "_Spaced":
+        """About `SAMPLED` of them, a prime apart that divides no dimension, so that no row, column
+        or place of a kernel is left out.
         """
-        size, wanted, run = parameter.numel(), SAMPLED, 1
-        if parameter.dim() == 2 and len(parameter) > _TALL * parameter.shape[1]:
-            wanted = max(SAMPLED, min(_OF_A_ROW * len(parameter), size // _ONE_IN))
-            run = max(1, wanted // len(parameter))
-        if size < 3 * wanted:
-            return cls(size)
-        numbers = (n for n in count(max(5, size * run // wanted)) if size % n)
+        size = parameter.numel()
+        numbers = (n for n in count(max(5, size // SAMPLED)) if size % n)
         apart = next(n for n in numbers if all(n % d for d in range(2, math.isqrt(n) + 1)))
-        return cls((size - run) // apart + 1, apart, run)
+        entries = (size - 1) // apart + 1
+        return cls(entries, apart, size / entries)
 
-    @property
-    def entries(self) -> int:
-        """Their number in all."""
-        return self.number * self.run
+    def taken(self, tensor: Tensor) -> Tensor:
+        """View of these."""
+        return tensor.as_strided((self.entries,), (self.apart,), tensor.storage_offset())
 
-    def parts(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Views of the first of each run, of the second, and so on."""
-        for first in range(tensor.storage_offset(), tensor.storage_offset() + self.run):
-            yield tensor.as_strided((self.number,), (self.apart,), first)
+
+class _Summed(NamedTuple):
+    """Sums of every `entries`-th entry of a tensor as they lie in memory, with random signs."""
+
+    entries: int
+    scale: float = 1.0
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """These sums, [entries], in the tensor's precision."""
+        number, left = divmod(tensor.numel(), self.entries)
+        shape, strides, start = (self.entries, number), (1, self.entries), tensor.storage_offset()
+        signs = _signs(number + 1, tensor.device, tensor.dtype)
+        with torch.autocast(tensor.device.type, enabled=False):  # would compute in half precision
+            sums = tensor.as_strided(shape, strides, start) @ signs[:-1]
+        rest = tensor.as_strided((left,), (1,), start + number * self.entries)
+        sums[:left] += rest * signs[-1]
+        return sums
+
+
+@lru_cache(maxsize=16)
+def _signs(number: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Random signs, always the same, whose sum is about √number: right for equal entries too."""
+    signs = torch.ones(number, device="cpu")
+    signs[round((number + math.sqrt(number)) / 2) :] = -1
+    order = torch.randperm(number, generator=torch.Generator().manual_seed(0), device="cpu")
+    return signs[order].to(device, dtype)
+
+
+def _sample_of(parameter: Tensor) -> _Spaced | _Summed | None:
+    """Choose the sample of a tensor; None for a small one, of which all entries are taken."""
+    shape = parameter.shape
+    if len(shape) == 2 and shape[0] > _TALL * shape[1]:
+        return None if parameter.numel() < 3 * SUMMED else _Summed(SUMMED)
+    return None if parameter.numel() < 3 * SAMPLED else _Spaced.of(parameter)
 
 
 class _Passes:
