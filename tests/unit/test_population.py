@@ -206,6 +206,12 @@ def test_an_embedding_is_known_however_few_rows_hold_most_of_its_gradient(dtype)
         assert torch.tensor(errors).square().mean().sqrt() < 2 / math.sqrt(SUMMED)
 
 
+def test_the_matrices_of_adapters_are_sampled_as_others_are():
+    gradients = [torch.ones(4096, 8)], [torch.ones(4096, 8)]
+    sums = filled([gradients] * 12).state_dict()["sums"]
+    assert SAMPLED / 2 < sums.shape[-1] < 2 * SAMPLED
+
+
 def test_equal_entries_and_the_last_ones_of_an_embedding_count_as_the_others_do():
     alike, last = torch.ones(4096, 256), torch.zeros(4096, 256)
     last[-1] = 1.0

@@ -47,7 +47,9 @@ from hamu.core.methods.base import ConstraintStatus, Method
 
 GROUPS = 4
 SAMPLED = 512  # entries of a large tensor, about; 128 put the headroom off by 0.05
-_TALL = 6.0  # rows over columns above which a matrix is taken for an embedding
+# A matrix of so many columns, and so many times as many rows, is taken for an embedding; those of
+# adapters have fewer columns.
+_COLUMNS, _TALL = 64, 6
 # Sums over the entries of one. Their products are off by 1/√4093 of the norms' product; prime, so
 # that rows, which resemble each other, do not meet in step.
 SUMMED = 4093
@@ -449,7 +451,7 @@ def _signs(number: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 def _sample_of(parameter: Tensor) -> _Spaced | _Summed | None:
     """Choose the sample of a tensor; None for a small one, of which all entries are taken."""
     shape = parameter.shape
-    if len(shape) == 2 and shape[0] > _TALL * shape[1]:
+    if len(shape) == 2 and shape[1] >= _COLUMNS and shape[0] > _TALL * shape[1]:
         return None if parameter.numel() < 3 * SUMMED else _Summed(SUMMED)
     return None if parameter.numel() < 3 * SAMPLED else _Spaced.of(parameter)
 
