@@ -77,7 +77,7 @@ class Sides:
         """Gradient of the mean loss of all records of a side, in pieces."""
         found = [torch.zeros_like(p) for p in self.parameters]
         count = 0
-        for rows in torch.arange(self.sizes[side]).split(500):
+        for rows in torch.arange(self.sizes[side]).split(100):
             grads, of_piece = self.gradient(side, rows, 1)
             torch._foreach_add_(found, grads)
             count += of_piece
@@ -174,10 +174,13 @@ def some_of(problem: Problem, most: tuple[int, int], seed: int, work: Path) -> S
     model = task.start_model(str(task.run.model))
     found = task.fitted_problem(model, found)
     generator = torch.Generator().manual_seed(seed)
-    some = [
-        Subset(side, torch.randperm(len(side), generator=generator)[:n].tolist())
-        for side, n in zip((found.retain, found.forget), most, strict=True)
-    ]
+    some = []
+    for side, n in zip((found.retain, found.forget), most, strict=True):
+        rows = torch.randperm(len(side), generator=generator)[:n].tolist()
+        if "input_ids" in side[0]:  # texts of like length together need little padding
+            lengths = {row: len(side[row]["input_ids"]) for row in rows}
+            rows.sort(key=lengths.__getitem__)
+        some.append(Subset(side, rows))
     return Sides(model, some, collate)
 
 
