@@ -172,15 +172,7 @@ class TrainConfig(TrainingArguments):
             f"{here} processes need as many GPUs, and this machine has {gpus}; start {gpus}, or "
             f"give --use_cpu",
         )
-        _check(
-            not (self.fp16 and self.use_cpu),
-            "fp16 needs a GPU: on a CPU training would be in float32; give --bf16, or neither",
-        )
-        if self.bf16 and self.use_cpu and (times := _slowdown_by_bf16()) >= _SLOW:
-            _warn_once(
-                f"this CPU multiplies bfloat16 matrices {times:.0f} times as slowly as float32; "
-                f"--bf16 false is faster"
-            )
+        self._check_precision()
         trackers = named_trackers(self.report_to)
         with reading("the settings do not fit together"):
             super().__post_init__()  # type: ignore[no-untyped-call]
@@ -213,6 +205,18 @@ class TrainConfig(TrainingArguments):
             f"accelerate launch was given --mixed_precision {told}, but the run's own precision is "
             f"{own}; leave it out there, and give the run --bf16 or --fp16",
         )
+
+    def _check_precision(self) -> None:
+        """Refuse, or advise against, half precision that a CPU does not have."""
+        _check(
+            not (self.fp16 and self.use_cpu),
+            "fp16 needs a GPU: on a CPU training would be in float32; give --bf16, or neither",
+        )
+        if self.bf16 and self.use_cpu and (times := _slowdown_by_bf16()) >= _SLOW:
+            _warn_once(
+                f"this CPU multiplies bfloat16 matrices {times:.0f} times as slowly as float32; "
+                f"--bf16 false is faster"
+            )
 
     def settle_batch_sizes(self, *, is_text: bool) -> None:
         """Set the batch sizes that were not given."""
