@@ -206,6 +206,13 @@ def test_an_embedding_is_known_however_few_rows_hold_most_of_its_gradient(dtype)
         assert torch.tensor(errors).square().mean().sqrt() < 2 / math.sqrt(SUMMED)
 
 
+def test_autocast_does_not_round_the_sums_of_an_embedding():
+    gradients = [torch.randn(2000, 64, generator=torch.Generator().manual_seed(8))]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = filled([(gradients, gradients)] * 6).state_dict()["sums"]
+    assert torch.equal(rounded, filled([(gradients, gradients)] * 6).state_dict()["sums"])
+
+
 def test_the_matrices_of_adapters_are_sampled_as_others_are():
     gradients = [torch.ones(4096, 8)], [torch.ones(4096, 8)]
     sums = filled([gradients] * 12).state_dict()["sums"]
