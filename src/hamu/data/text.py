@@ -206,7 +206,7 @@ def read_text(
 def is_text(source: str) -> bool:
     """Tell text from images: by ending, a folder by its training file, tables by their columns.
 
-    A data set of the hub can be either, and is taken for images.
+    A data set of the hub can be either, and is taken for images. A HamuError if a CSV is empty.
     """
     if source == MINIATURE or source.lower().endswith((".jsonl", ".json")):
         return True
