@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
 from hamu import HamuQ, PairGram, build_method
 from hamu.core.methods import TABLE, Weights
-from hamu.report.pictures import STYLES, save_figure
+from hamu.report.pictures import STYLES, new_figure, save_figure
 
 _FORGET_NORM = 1.25  # where the retain gradient has length 1
 _DEGREES = (50, 75, 110)
@@ -27,7 +26,8 @@ _NOT_HERE = (*_AS_GDIFF, "hamu-u", "gru-ema", "pdu")  # a demand of its own, or 
 
 def main(argv: list[str]) -> None:
     """Draw the picture."""
-    figure, panels = plt.subplots(1, len(_DEGREES), figsize=(13.5, 4.4), layout="constrained")
+    figure = new_figure(13.5, 4.4)
+    panels = figure.subplots(1, len(_DEGREES))
     names = [name for name in TABLE if name not in _NOT_HERE]
     for axes, degrees in zip(panels, _DEGREES, strict=True):
         gram = _gram(degrees)

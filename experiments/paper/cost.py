@@ -13,14 +13,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from matplotlib import pyplot as plt
 from transformers import TrainerCallback
 
 from experiments.paper.common import METHODS, OURS
 from experiments.paper.experiment import IMAGE_STEPS, Claim, Figures, Measured, Scale
 from hamu.data import UnlearningData, forget_class, read_images
 from hamu.models import load_classifier
-from hamu.report.pictures import STYLES, save_figure
+from hamu.report.pictures import STYLES, new_figure, save_figure
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 from hamu.unlearning.trainer.logs import silence
 
@@ -146,7 +145,8 @@ class Cost(Measured):
 
     def draw(self, figures: Figures, path: Path) -> None:
         """Draw bars over GDiff with a line from the lowest turn to the highest, the paper's as a mark."""
-        figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+        figure = new_figure(7, 3.6)
+        axes = figure.subplots()
         colors = [STYLES[method][0] for method in METHODS]
         axes.bar(
             METHODS,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
 from scipy.stats import spearmanr
 
 from experiments.paper.common import METHODS
@@ -25,7 +24,7 @@ from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import draw_methods, panels, save_panels
 from hamu.evaluation.gains import Gains, gains_of
 from hamu.evaluation.membership import auc_of
-from hamu.report.pictures import STYLES, save_figure
+from hamu.report.pictures import STYLES, new_figure, save_figure
 
 _SETTINGS = ("dissimilar", "similar")
 _EPOCHS = 10  # of the paper, 720 steps; with the paraphrases 9
@@ -265,7 +264,8 @@ class Metrics(Trained):
 
     def draw(self, figures: Figures, path: Path) -> None:
         """Draw a panel of bars for each column, the paper's as a mark."""
-        figure, grid = plt.subplots(2, 3, figsize=(12, 6), layout="constrained")
+        figure = new_figure(12, 6)
+        grid = figure.subplots(2, 3)
         names = list(figures["rows"])
         for axes, key, head in zip(grid.flat, _COLUMNS, _HEADS, strict=True):
             heights = [figures["rows"][name][key] for name in names]

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hamu.evaluation.gains import Gains
-from hamu.report.pictures import draw_trajectories, save_figure, styles_of
+from hamu.report.pictures import draw_trajectories, new_figure, save_figure, styles_of
 
 RETAIN_GAIN, FORGET_GAIN = (
     r"retain utility gained, $-\Delta L_r$",
@@ -21,9 +21,8 @@ RETAIN_GAIN, FORGET_GAIN = (
 
 def panels(count: int, width: float = 4.6) -> tuple[Figure, Sequence[Axes]]:
     """A row of panels."""
-    figure, axes = plt.subplots(
-        1, count, figsize=(width * count, 4.2), layout="constrained", squeeze=False
-    )
+    figure = new_figure(width * count, 4.2)
+    axes = figure.subplots(1, count, squeeze=False)
     for one in axes[0]:
         one.locator_params(axis="x", nbins=5)
     return figure, list(axes[0])
@@ -82,7 +81,7 @@ def draw_shades(
     axes: Axes, trajectories: Mapping[str, Sequence[Sequence[float]]], color_map: str, title: str
 ) -> None:
     """Trajectories that differ in one number, from light to dark."""
-    shades = plt.get_cmap(color_map)
+    shades = colormaps[color_map]
     axes.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axes.axvline(0, color="0.8", linewidth=0.8, zorder=0)
     for number, (name, points) in enumerate(trajectories.items()):

@@ -8,13 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
-
 from experiments.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import FORGET_GAIN, RETAIN_GAIN, draw_shades, panels, save_panels
 from hamu.evaluation.gains import Gains
-from hamu.report.pictures import save_figure
+from hamu.report.pictures import new_figure, save_figure
 
 _FACTORS = (0.25, 0.5, 1.0, 2.0)
 _IMAGES = 45_000  # to retain, in the paper
@@ -222,7 +220,8 @@ class BatchSizes(Trained):
 
     def draw(self, figures: Figures, path: Path) -> None:
         """Draw a panel for each column: ours and the paper's."""
-        figure, grid = plt.subplots(2, 2, figsize=(8.5, 6.5), layout="constrained")
+        figure = new_figure(8.5, 6.5)
+        grid = figure.subplots(2, 2)
         labels = dict(
             zip(
                 _COLUMNS,

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matplotlib import pyplot as plt
-
 from experiments.paper.common import OURS, pearson_of
 from experiments.paper.experiment import Claim, Figures, Scale, Trained, Wanted
 from experiments.paper.finished_run import FinishedRun
 from experiments.paper.pictures import draw_lines
 from hamu.evaluation.gains import Gains
-from hamu.report.pictures import STYLES, save_figure
+from hamu.report.pictures import STYLES, new_figure, save_figure
 
 _OBJECTIVE = {"hamu-q": ("retain", r"-\Delta L_r"), "hamu-u": ("forget", r"\Delta L_f")}
 _THRESHOLD = {
@@ -95,8 +93,8 @@ class Stopping(Trained):
 
     def draw(self, figures: Figures, path: Path) -> None:
         """Draw (a) trajectories, and (b, c) the objective above hardness, with the termination epoch."""
-        figure, grid = plt.subplot_mosaic([["a", *OURS], ["a", *(f"{m} κ" for m in OURS)]], figsize=(12.5, 5.2),
-                                          layout="constrained")  # fmt: skip
+        figure = new_figure(12.5, 5.2)
+        grid = figure.subplot_mosaic([["a", *OURS], ["a", *(f"{m} κ" for m in OURS)]])
         draw_lines(grid["a"], {method: one["trajectory"] for method, one in figures.items()})
         for method, one in figures.items():
             color, _ = STYLES[method]

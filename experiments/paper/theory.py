@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, Patch, Wedge
@@ -21,7 +20,7 @@ from hamu.assess import REGIMES
 from hamu.core.gram import PairGram
 from hamu.core.methods import HamuQ, HamuU, Method
 from hamu.core.pair import PairStep
-from hamu.report.pictures import STYLES, save_figure
+from hamu.report.pictures import STYLES, new_figure, save_figure
 
 _RETAIN, _FORGET = "#009E73", "#000000"
 _KEPT, _WITHIN, _FREE = "#E4F2FB", "#A9D7F3", "#F0E442"
@@ -88,7 +87,8 @@ class Regimes(Computed):
         """Draw the cost against κ, the regimes shaded."""
         kappas, costs, regimes = (np.array(figures[key]) for key in ("kappa", "cost", "regime"))
         edges = [-1, *figures["thresholds"], 1]
-        figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
+        figure = new_figure(9, 4.4)
+        axes = figure.subplots()
         for number, color in enumerate(_REGIME_COLORS):
             inside, middle = regimes == number, sum(edges[number : number + 2]) / 2
             axes.axvspan(edges[number], edges[number + 1], color=color, alpha=0.12, linewidth=0)
@@ -171,7 +171,8 @@ class Updates(Computed):
 
     def draw(self, figures: Figures, path: Path) -> None:
         """Draw five problems and a turn of g_r."""
-        figure, grid = plt.subplots(2, 3, figsize=(11.4, 8.8), layout="constrained")
+        figure = new_figure(11.4, 8.8)
+        grid = figure.subplots(2, 3)
         for axes, letter, problem in zip(grid.flat, "abcde", figures["problems"], strict=False):
             _draw_problem(axes, letter, problem)
         _draw_turn(grid[1, 2], figures["turn"])

@@ -5,7 +5,6 @@ import stat
 
 import pytest
 import torch
-from matplotlib import pyplot as plt
 from run_files import quota
 from small_models import small_vision_transformer
 
@@ -13,7 +12,7 @@ from hamu import HamuError
 from hamu.errors import first_line
 from hamu.files import finding_room, parse_json, read_json
 from hamu.models.storage import save_rest
-from hamu.report.pictures import save_figure
+from hamu.report.pictures import new_figure, save_figure
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.resumable import Checkpoints
 
@@ -31,7 +30,7 @@ def test_a_damaged_file_is_named_with_what_to_remove(tmp_path, content):
 
 
 def test_a_file_that_finds_no_room_is_named_with_the_way_out(tmp_path):
-    figure = plt.figure()
+    figure = new_figure(3, 2)
     with RunFolder(tmp_path / "run") as folder:
         for name, write in (
             ("evaluation.json", lambda name: folder.write_text(name, "x" * 600)),

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from matplotlib import pyplot as plt
 from report_examples import (
     NASTY,
     example_run,
@@ -36,7 +35,7 @@ from hamu.evaluation.gains import Gains
 from hamu.report import pictures
 from hamu.report.charts import step_charts, trajectories
 from hamu.report.page import MARK, report_page, several, verdict
-from hamu.report.pictures import STYLES, draw_trajectories, looks_of
+from hamu.report.pictures import STYLES, draw_trajectories, looks_of, new_figure
 from hamu.report.run import ROLES, read_run, run_folders, told_apart
 from hamu.report.tables import further_table, report_table
 from hamu.unlearning.jobs import review
@@ -382,9 +381,8 @@ def test_the_picture_names_cut_ends_and_rings_the_model_saved():
         (own, {"ft", "kl", "ga (ends at -9, 60)"}, []),
         ([*own[:2], paths["ga"][1]], {"ft", "kl", "ga", "the model saved"}, [[[-0.1, 0.3]]]),
     ):
-        figure, axes = plt.subplots()
+        axes = new_figure(5, 4).subplots()
         draw_trajectories(axes, list(paths.items()), "title", ends=ends)
-        plt.close(figure)
         lines = axes.get_lines()
         assert labels <= {line.get_label() for line in lines}
         rings = [one.get_xydata().tolist() for one in lines if one.get_markerfacecolor() == "none"]

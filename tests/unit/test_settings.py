@@ -140,6 +140,7 @@ HEAVY = {"transformers", "datasets", "accelerate", "matplotlib", "sklearn", "pan
     ("import hamu", {"torch", *HEAVY}),
     ("from hamu.core.methods import method_rows; assert method_rows()[0].name == 'hamu-q'", {"torch", *HEAVY}),
     ("from hamu import HamuQ, PairedGradients, StepGuard", HEAVY),
+    ("import hamu.unlearning.jobs", {"matplotlib", "sklearn"}),
 ])  # fmt: skip
 def test_imports_load_no_more_than_they_need(code, unwanted):
     code = f"{code}\nimport sys\nassert not {unwanted} & sys.modules.keys(), sys.modules.keys() & {unwanted}"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from sklearn.metrics import confusion_matrix
 
 from hamu.evaluation.attacks import RELEARNING, AttackResult
 from hamu.evaluation.gains import drawn_entries
@@ -317,6 +316,8 @@ def class_accuracy(
 
 def confusion(found: ImageObservations, role: str, contents: bool) -> Chart:
     """Confusion matrix: true classes by predicted ones, as shares of the row."""
+    from sklearn.metrics import confusion_matrix  # takes a second
+
     sets = ["test"] if "test" in found.sizes else ["retain", "forget"]
     predictions = [found.predictions[role][name] for name in sets]
     # each image of a set that is sampled more thinly stands for more

@@ -1,19 +1,15 @@
 """Pictures that commands save, by matplotlib, and the looks of runs that the page shares."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import numpy as np
-
-mpl.use("Agg", force=False)
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from hamu.assess import Frontier
 from hamu.core.methods import TABLE, HamuQ, HamuU
@@ -21,6 +17,10 @@ from hamu.evaluation import attacks
 from hamu.evaluation.gains import Gains
 from hamu.files import finding_room
 from hamu.report.tables import attack_figure, strengths
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Of each method, in the order of the table: Okabe and Ito's colours, distinct in print and for
 # colour-blind readers, then further ones; beyond these both return.
@@ -92,8 +92,8 @@ def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
 
 def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
     """Draw -ΔL_r against ΔL_f by method, with a marker per evaluation (paper, Fig. 4)."""
-    figure, axes = plt.subplots(figsize=(7.5, 5.2), layout="constrained")
-    draw_trajectories(axes, list(trajectories.items()), title)
+    figure = new_figure(7.5, 5.2)
+    draw_trajectories(figure.subplots(), list(trajectories.items()), title)
     save_figure(figure, path)
 
 
@@ -108,9 +108,8 @@ def plot_comparison(
 
     A dashed line shows the gain of a side at which they are compared.
     """
-    figure, (axes, bars) = plt.subplots(
-        1, 2, figsize=(10.5, 5.2), width_ratios=(3, 1), layout="constrained"
-    )
+    figure = new_figure(10.5, 5.2)
+    axes, bars = figure.subplots(1, 2, width_ratios=(3, 1))
     styles = styles_of([*(method for method, _, _ in runs), *hypervolumes])
     ends = [end for _, _, end in runs]
     draw_trajectories(axes, [run[:2] for run in runs], title, ends=ends, styles=styles)
@@ -130,8 +129,8 @@ def plot_comparison(
 
 def plot_frontiers(frontiers: Mapping[str, Frontier], method: HamuQ | HamuU, path: Path) -> None:
     """Draw the first-order cost of every demand by variant, and mark the method's (App. B.6)."""
-    size = (5.2 * len(frontiers), 4.2)
-    figure, panels = plt.subplots(1, len(frontiers), figsize=size, layout="constrained")
+    figure = new_figure(5.2 * len(frontiers), 4.2)
+    panels = figure.subplots(1, len(frontiers))
     for axes, (name, found) in zip(panels, frontiers.items(), strict=True):
         free, limit, color = found.free_limit, found.feasible_limit, STYLES[name][0]
         cost = found.retain_change if name == "hamu-q" else -found.forget_change
@@ -181,8 +180,8 @@ def draw_trajectories(
         look: dict[str, Any] = {"color": color, "alpha": 1.0 if is_first else 0.3}
         look["zorder"] = 2 + is_first
         width, label = 2.4 if name.startswith("hamu") else 1.3, label if is_first else "_hidden"
-        line = axes.plot(*np.array(points).T, marker=marker, markevery=slice(1, None), **look)
-        plt.setp(line, label=label, linewidth=width)
+        line: dict[str, Any] = {"marker": marker, "label": label, "linewidth": width}
+        axes.plot(*np.array(points).T, markevery=slice(1, None), **line, **look)
         if not np.allclose(end, points[-1], rtol=1e-4, atol=1e-7):
             axes.plot(*end, label=ring, **look, **_RING)
             ring = "_hidden"
@@ -207,8 +206,8 @@ def plot_attacks(result: attacks.AttackResult, path: Path) -> None:
     Lines are means over seeds, bands reach from the lowest to the highest.
     """
     count = max(1, len(result.outcomes))  # none where all attacks are skipped
-    size = (4.2 * count, 3.8)
-    figure, panels = plt.subplots(1, count, figsize=size, layout="constrained", squeeze=False)
+    figure = new_figure(4.2 * count, 3.8)
+    panels = figure.subplots(1, count, squeeze=False)
     for axes, (attack, by_model) in zip(panels[0], result.outcomes.items(), strict=False):
         measured, relearns = attack_figure(attack, result), attack in attacks.RELEARNING
         for role, outcome in by_model.items():
@@ -225,10 +224,16 @@ def plot_attacks(result: attacks.AttackResult, path: Path) -> None:
     save_figure(figure, path)
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """Empty figure of this size in inches."""
+    from matplotlib.figure import Figure  # takes a second, which few commands need
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Save a figure to a file, whole or not at all."""
     beside = path.with_name(f".{path.name}.tmp")
     with finding_room(f"{path} cannot be written"):
         figure.savefig(beside, dpi=150, format=path.suffix.lstrip("."))
-    plt.close(figure)
     beside.replace(path)
