@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import Holder, random_gram
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import hamu
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, StoppingRule, build_method
@@ -44,6 +45,8 @@ def test_shares_may_be_a_tensor():
 
 LINEAR, COMPLEX = nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.complex64)
 META = nn.Linear(2, 2, device="meta")
+with FakeTensorMode():
+    ON_MPS = Holder([torch.empty(2, 2, device="mps")])
 MADE = r"is not a Method; pass an instance, such as HamuQ\(\)"
 BOTH = "needs both whole gradients in each process"
 
@@ -64,6 +67,7 @@ def parted(*sides, **settings):
     (lambda: pair(LINEAR.parameters()), "a generator is no module; pass the model itself"),
     (lambda: pair(COMPLEX), "^weight is complex or on the meta device"),
     (lambda: pair(META), "^weight is complex or on the meta device"),
+    (lambda: pair(ON_MPS), "the model is on mps, which has no float64; move it to the CPU"),
     (lambda: pair(nn.Linear(2, 2).requires_grad_(False)),
      "no trainable parameter; set requires_grad on those that may change"),
     (lambda: pair(offload_grads="disk"), "offload_grads 'disk' is unknown; choose one of none, bf16, cpu"),

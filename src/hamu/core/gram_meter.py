@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from hamu.core.gram import PairGram, combine_dtype
+from hamu.errors import HamuError
 
 Side = Sequence[Tensor | None]
 _ROW = 128  # elements of a packed row
@@ -52,6 +53,8 @@ class GramMeter:
         self._num_blocks = max(block_of) + 1 if blocks is None else blocks
         self._eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         self.device = parameters[0].device
+        if any(p.device.type == "mps" for p in parameters):
+            raise HamuError("the model is on mps, which has no float64; move it to the CPU")
         self._places = [(p.device, p.dtype) for p in parameters]
         self.is_exact = True
         self.tables: list[Any] = []
