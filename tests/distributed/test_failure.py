@@ -1,15 +1,18 @@
 """A process that dies takes the run with it, by name, and leaves whole checkpoints to go on from."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from accelerate.state import PartialState
 from safetensors.torch import load_file
 
 import hamu
@@ -22,21 +25,66 @@ RUN = ("unlearn", *FAST, "--model", "original/model", "--max_steps", "8", "--opt
        "--eval_strategy", "no", "--max_eval_samples", "32", "--use_cpu")  # fmt: skip
 
 
-def launched(world_size, *argv):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(world_size), "-m",
-               "hamu", *argv]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+class Launched:
+    """The command in two processes of torchrun."""
+
+    def __init__(self, argv, folder):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
+                    "hamu"]  # fmt: skip
+        self._launcher = subprocess.Popen(
+            [*torchrun, *argv],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def check_running(self):
+        assert self._launcher.poll() is None, self._launcher.communicate()[0]
+
+    def kill_one(self):
+        """Kill process 1, and return what was printed until the end."""
+        pid = self._launcher.pid
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            if "\0RANK=1\0" in Path(f"/proc/{child}/environ").read_text():
+                os.kill(int(child), signal.SIGKILL)
+        said = self._launcher.communicate(timeout=120)[0]
+        assert self._launcher.returncode != 0
+        assert "Root Cause" in said
+        assert "rank      : 1 (local_rank: 1)" in said.split("Root Cause")[1]
+        return said
 
 
-def worker_of(launcher, rank):
-    """The process id of one of a launcher's processes."""
-    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
-            return int(child)
-    raise AssertionError("no such process")
+class Forked:
+    """The same in two forks, which need not load the libraries."""
+
+    def __init__(self, argv, folder):
+        self._said, context = folder / "said", multiprocessing.get_context("fork")
+        port = str(10_000 + os.getpid() % 20_000)  # of those that the system gives to nobody
+        group = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), "2")
+        group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        self._both = [
+            context.Process(target=self._run, args=(argv, str(rank), group), daemon=True)
+            for rank in range(2)
+        ]
+        for one in self._both:
+            one.start()
+
+    def _run(self, argv, rank, group):
+        os.environ |= {**group, "RANK": rank, "LOCAL_RANK": rank}
+        PartialState._shared_state.clear()  # is of the one process that forked
+        with self._said.open("a") as said, redirect_stdout(said), redirect_stderr(said):
+            code = main([*argv])
+        os._exit(code)
+
+    def check_running(self):
+        assert all(one.is_alive() for one in self._both), self._said.read_text()
+
+    def kill_one(self):
+        self._both[1].kill()
+        self._both[0].join(120)
+        assert self._both[0].exitcode == 2
+        return self._said.read_text()
 
 
 def distance(one, other):
@@ -58,25 +106,20 @@ def whole(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("layout", [(), ("--shard",)])
+@pytest.mark.parametrize(("start", "layout"), [(Launched, ()), (Forked, ("--shard",))])
 def test_a_process_that_dies_ends_the_others_and_the_run_can_go_on(
-    tmp_path, monkeypatch, layout, whole
+    tmp_path, monkeypatch, start, layout, whole
 ):
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    launcher = launched(
-        2, *RUN, "--per_device_train_batch_size", "32", *layout, "--output_dir", "broken"
-    )
+    argv = *RUN, "--per_device_train_batch_size", "32", *layout, "--output_dir", "broken"
+    both = start(argv, tmp_path)
     while not any(
         int(path.name.split("-")[1]) >= 2 for path in (tmp_path / "broken").glob("checkpoint-*")
     ):
-        assert launcher.poll() is None, launcher.communicate()[0]
+        both.check_running()
         time.sleep(0.05)
-    os.kill(worker_of(launcher, 1), signal.SIGKILL)
-    said = launcher.communicate(timeout=120)[0]
-    assert launcher.returncode != 0
-    assert "Root Cause" in said
-    assert "rank      : 1 (local_rank: 1)" in said.split("Root Cause")[1]
+    said = both.kill_one()
     # unless torchrun ends process 0 before that notices
     told = ("process 0 lost another process of this run, which is named below", "interrupted")
     assert any(f"hamu unlearn: {one}" in said for one in told), said
