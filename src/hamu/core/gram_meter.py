@@ -212,18 +212,20 @@ def _gram_of_large(
     grads = [g for g in (retain, forget) if g is not None]
     if not grads:
         return [torch.zeros((), device=device)] * 4
+    is_flat = all(g.is_contiguous() for g in grads)
     is_narrow = all(g.dtype != torch.float64 for g in grads)
     wide = torch.float32 if is_narrow and not exact else torch.float64
     is_wide = device.type == "cpu" or all(g.dtype == wide for g in grads)  # its pieces
-    dot: Callable[[Tensor, Tensor], Tensor] = partial(_sum_of_products, wide)
     # torch.dot keeps one long running sum: too few digits for float64 gradients
-    if is_narrow and is_wide and all(g.is_contiguous() for g in grads):
-        dot = torch.dot
+    by_dot = is_flat and is_narrow and is_wide
+    dot: Callable[[Any, Any], Tensor] = torch.dot if by_dot else partial(_sum_of_products, wide)
+    pieces = _pieces(device, wide, is_flat, retain, forget)
+    if len(grads) == 2:
+        return [one for r, f in pieces for one in _gram_matrix(dot, r, f)]
 
     def product(x: Tensor | None, y: Tensor | None) -> Tensor:
         return torch.zeros((), device=device) if x is None or y is None else dot(x, y)
 
-    pieces = _pieces(device, wide, retain, forget)
     return [one for r, f in pieces for one in _gram_matrix(product, r, f)]
 
 
@@ -233,23 +235,23 @@ def _sum_of_products(wide: torch.dtype, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pieces(
-    device: torch.device, wide: torch.dtype, *sides: Tensor | None
-) -> Iterator[list[Tensor | None]]:
+    device: torch.device, wide: torch.dtype, is_flat: bool, *sides: Tensor | None
+) -> Iterator[Sequence[Tensor | None]]:
     """Pieces of both gradients on this device, small enough to widen; None for one not there."""
     grads = [g for g in sides if g is not None]
     step = min(widened_at_once(device, g.device) for g in grads) * 4 // wide.itemsize
-    is_flat = all(g.is_contiguous() for g in grads)
-    if not is_flat:  # pieces along the first dimension are the same elements whatever the strides
-        step = max(1, step * grads[0].shape[0] // grads[0].numel())
-    split = [
-        repeat(None) if g is None else torch.split(g.view(-1) if is_flat else g, step)
-        for g in sides
-    ]
-    for pieces in zip(*split, strict=False):
-        there = (None if piece is None else brought(piece, device) for piece in pieces)
-        if device.type == "cpu":  # widened once for three products
-            there = (None if piece is None else piece.to(wide) for piece in there)
-        yield list(there)
+    count = -(-grads[0].numel() // step)
+    # else along the first dimension, where they are the same elements whatever the strides
+    whole = [None if g is None else g.view(-1) if is_flat else g for g in sides]
+    split = [repeat(None) if g is None else g.chunk(count) for g in whole]
+    pieces = zip(*split, strict=False)
+    is_cpu = device.type == "cpu"  # where a piece is widened once for three products
+    if all(g.device == device and (g.dtype == wide or not is_cpu) for g in grads):
+        yield from pieces
+        return
+    for both in pieces:
+        there = (None if piece is None else brought(piece, device) for piece in both)
+        yield [p.to(wide) if p is not None and is_cpu else p for p in there]
 
 
 def widened_at_once(device: torch.device, source: torch.device) -> int:
