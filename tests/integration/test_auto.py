@@ -1,6 +1,7 @@
 """Unlearning by goal: every record counts, the budget holds, and what a lasting run forgets stays forgotten."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from transformers import TrainerCallback
 
 from hamu import UnlearnTrainer
 from hamu.core.forward import predict_logits
+from hamu.core.objectives import log_odds
 from hamu.data import collate, forget_class, forget_rows, read_text
 from hamu.errors import HamuError
 from hamu.evaluation import Predictions, predict
+from hamu.unlearning.goals import forgotten_words
 from hamu.unlearning.lookahead import Lookahead
 
 SMALL = {"auto": True, "max_steps": 40, "per_device_train_batch_size": 64}
@@ -71,6 +74,18 @@ def test_the_goal_follows_from_all_records_where_a_sample_is_evaluated(
 ):
     trainer = trainer_of(model, **sets_of(whole_class), **SMALL, max_eval_samples=100)
     assert trainer.goal_run.goal.kind == "erased"
+
+
+@pytest.mark.parametrize(
+    ("most", "words"), [(100, "100 records, drawn from 131,"), (131, "131 records")]
+)
+def test_a_count_of_a_sample_names_what_it_was_drawn_from(
+    model, trainer_of, whole_class, most, words
+):
+    trainer = trainer_of(model, **sets_of(whole_class), max_steps=2, max_eval_samples=most)
+    trainer.train()
+    trainer.evaluate()
+    assert f"of {words} are forgotten by " in forgotten_words(trainer.goal_run.figures())
 
 
 def test_a_resumed_run_draws_the_batch_that_the_loader_held(model, trainer_of, digits):
@@ -265,6 +280,42 @@ def test_a_lasting_run_of_a_language_model_stands_its_rehearsals(
     said = " ".join(report_in(tmp_path / "out", "record.json")["statement"])
     assert "in rehearsal" in said
     assert "not tested" not in said
+
+
+def test_a_rehearsal_looks_half_way_and_at_the_end_at_batches_of_its_step(
+    model, trainer_of, rows, monkeypatch
+):
+    lasting = {"lasting": True, "lookahead_steps": 6, "target_forget_loss": 0.7}
+    run = trainer_of(model, **sets_of(rows), **SMALL, **lasting).goal_run
+    drawn = []
+
+    @contextmanager
+    def noted(batches):
+        drawn.append([batch["labels"] for batch in batches])
+        yield
+
+    monkeypatch.setattr(run.lookahead, "rehearsed", noted)
+    for step in (5, 5, 6):
+        run.trainer.state.global_step = step
+        assert len(run.rehearse()) == 2
+    assert [[len(labels) for labels in one] for one in drawn] == [[64] * 3, [64] * 6] * 3
+    half, end, again, _, other, _ = (torch.cat(one) for one in drawn)
+    assert torch.equal(half, end[: 3 * 64])
+    assert torch.equal(half, again)
+    assert not torch.equal(half, other)
+
+
+def test_a_lasting_run_takes_an_erased_record_further_ahead(model, trainer_of, rows):
+    def aims(**asked):
+        run = trainer_of(model, **sets_of(rows), **SMALL, **asked).goal_run
+        run.focus(run.stand())
+        return run.limits[:, 0]
+
+    lasting = {"lasting": True, "lookahead_steps": 6}
+    plain, further = aims(goal="erased"), aims(goal="erased", **lasting)
+    torch.testing.assert_close(log_odds(further), log_odds(plain) + 3)
+    asked = {"target_forget_loss": 0.7}
+    assert torch.equal(aims(**asked), aims(**asked, **lasting)), "the others' targets are stated"
 
 
 def test_accumulation_looks_ahead_once_a_step(model, trainer_of, whole_class, monkeypatch):
