@@ -211,6 +211,9 @@ def test_a_run_by_hand_raises_records_to_their_targets_too(model, trainer_of, ro
     assert trainer.goal_run.limits.shape == (len(ROWS), 2)
     assert (after > before)[before < 0.4].double().mean() > 0.8
     assert trainer.promise["checked"] > 0, "a step is judged by the same objective"
+    first = trainer.goal_run.limits
+    trainer.train()
+    assert trainer.goal_run.limits is not first, "a second run measures its own start"
     lasting = trainer_of(model, **data, **settings, lasting=True, max_steps=2)
     lasting.train()
     assert lasting.steps_taken == 2
