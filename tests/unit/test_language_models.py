@@ -15,6 +15,7 @@ from hamu.data import encode, read_text
 from hamu.models.language import (
     AdapterSettings,
     check_reads,
+    default_dtype,
     load_language_model,
     load_tokenizer,
     longest_text,
@@ -366,3 +367,18 @@ def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(HamuError, match=r"weights need bitsandbytes: .*; pip install 'hamu"):
         load_language_model("base", adapter=adapter, dtype="4bit")
+
+
+@pytest.mark.parametrize(("has_it", "adapter", "dtype"), [
+    (True, True, "bfloat16"),
+    (True, False, "float32"),
+    (False, True, "float32"),
+])  # fmt: skip
+def test_a_base_is_loaded_in_bfloat16_where_a_gpu_has_it_and_does_not_emulate_it(
+    monkeypatch, has_it, adapter, dtype
+):
+    def is_supported(including_emulation=True):
+        return has_it or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    assert default_dtype(has_adapter=adapter) == dtype

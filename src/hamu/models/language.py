@@ -165,9 +165,9 @@ def place_of(source: str) -> str:
 
 
 def default_dtype(*, has_adapter: bool) -> str:
-    """Name the type in which to load a model: bfloat16 under an adapter on a GPU, else float32."""
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return "bfloat16" if has_adapter and on_gpu else "float32"
+    """Name the type in which to load a model: under an adapter bfloat16, if the GPU has it."""
+    has_it = torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bfloat16" if has_adapter and has_it else "float32"
 
 
 def stored_in(dtype: str) -> Any:
