@@ -88,6 +88,19 @@ def test_a_count_of_a_sample_names_what_it_was_drawn_from(
     assert f"of {words} are forgotten by " in forgotten_words(trainer.goal_run.figures())
 
 
+def test_measurements_take_a_quarter_of_the_time_and_leave_three_steps_between(
+    model, trainer_of, rows
+):
+    def every(retained, batch):
+        data = sets_of(rows) | {"retain": rows.retain.select(range(retained))}
+        asked = {"target_forget_loss": 0.7, "per_device_train_batch_size": batch}
+        return trainer_of(model, **data, **SMALL | asked).controller.every
+
+    # a measurement passes 100 + 12 records forwards; 7 steps pass 8 + 8 forwards and backwards
+    assert [every(100, 8), every(100, 64), every(20, 64)] == [7, 3, 3]
+    assert every(500, 64) == 7, "forget records beyond the forget set are not drawn"
+
+
 def test_a_resumed_run_draws_the_batch_that_the_loader_held(model, trainer_of, digits):
     """Each forgotten record leaves the forget data, from the batch on that is not yet drawn."""
     problem = forget_rows(*digits, list(range(0, 300, 10)))
