@@ -10,6 +10,7 @@ from helpers import Holder
 
 from hamu import HamuError, HamuQ, PairedGradients
 from hamu.unlearning.controller import LEAST_DEMAND, MOST_DEMAND, Controller, first_rate
+from hamu.unlearning.goal_run import steps_of_a_run
 from hamu.unlearning.goals import ALL_DONE, Goal, Standing, StopReason
 
 RECORDS, START, BUDGET = 10, 0.1, 0.1
@@ -566,3 +567,11 @@ def test_a_checkpoint_holds_all_that_a_run_goes_by():
     passing = {"_work", "_goal", "budget", "every", "_first_demand", "_patience", "rate_of_step"}
     own = {*vars(controller)} - passing - {"_constraint", "_optimizer"}
     assert own | {"demand"} == {*controller.state_dict()}
+
+
+@pytest.mark.parametrize(("epochs", "lasting", "steps"), [
+    (1, False, 400), (4.01, False, 401), (1, True, 800), (9, True, 900),
+])  # fmt: skip
+def test_a_run_by_goal_has_its_epochs_and_the_steps_that_goals_take(epochs, lasting, steps):
+    args = SimpleNamespace(num_train_epochs=epochs, lasting=lasting)
+    assert steps_of_a_run(args, records=1000, batch=10) == steps
