@@ -128,6 +128,8 @@ def test_every_other_cycle_relearns_some_forgotten_records(made):
     assert loss.rows[-1] == ("retain", 65), "one where the depth, 3, leaves no more"
     assert lookahead.at_the_end_of_a_retain_cycle
     assert lookahead.taken == 3
+    lookahead.advance([(batch("retain", 4), batch("forget", 4))])
+    assert loss.rows[-2:] == [("retain", 4), ("forget", 1)], "one at least"
 
 
 def test_accumulated_batches_are_one_step_on_all_their_records(made):
@@ -154,13 +156,19 @@ def test_accumulated_batches_are_one_step_on_all_their_records(made):
 
 
 def test_many_accumulated_records_are_two_steps(made):
-    _, loss, lookahead = made
+    model, loss, lookahead = made
     lookahead.advance([(batch("retain", 21, n), batch("forget", 4, n)) for n in range(3)])
     assert lookahead.taken == 1, "63 records are one"
     lookahead.restart()
-    lookahead.advance([(batch("retain", n), batch("forget", 4, n)) for n in (21, 21, 22)])
+    pairs = [(batch("retain", n, n), batch("forget", 4, n)) for n in (20, 22, 24)]
+    lookahead.advance(pairs)
     assert lookahead.taken == 2
-    assert [count for _, count in loss.rows] == [21, 21, 21, 21, 21, 22]
+    assert [count for _, count in loss.rows] == [21, 21, 21, 20, 22, 24]
+    parts = [[retain for retain, _ in some] for some in (pairs[:2], pairs[2:])]
+    named = ("pixel_values", "labels")
+    steps = [{name: torch.cat([one[name] for one in part]) for name in named} for part in parts]
+    *_, copy = fine_tuned(new_model().eval(), steps)
+    assert alike(point(lookahead, model), copy.parameters(), atol=1e-5)
 
 
 def test_a_restart_begins_with_retain_records_alone(made):
