@@ -6,7 +6,9 @@ import signal
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,6 +82,16 @@ def test_a_call_that_fails_says_why_in_one_line_and_the_others_go_on(forked):
         ("say", "it diverged:\nlower it"), ("kill",), ("end", 3), ("raise",), ("end", 0),
     ]) == {"0": "it diverged: lower it", "1": "killed by SIGKILL", "2": "it ended with exit code 3",
            "3": "ImportError: no such thing", "4": ""}  # fmt: skip
+
+
+def test_the_time_of_a_run_leaves_out_its_start_unless_it_was_killed(forked, monkeypatch):
+    clock = count()
+    monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    calls = [Call("0", "say", ("why",)), Call("1", "kill", ())]
+    found = {one.name: one.seconds for one in Children(2, os.environ, act).make(calls)}
+    # a tick a reading: a process reads twice, and this one starts both before the first has ended
+    assert found["0"] == 1
+    assert found["1"] >= 2
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

@@ -39,7 +39,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a call: its wall time, and in one line why it failed, "" if it did not."""
+    """End of a call: its wall time, and in one line why it failed, "" if it did not.
+
+    The time begins when libraries are loaded, for the first run would pay for all; that of a killed
+    run when it was started.
+    """
 
     name: str
     seconds: float
@@ -105,14 +109,15 @@ class _Child:
     def ended(self) -> Ended:
         self.process.join()
         code, reason = self.process.exitcode, ""
+        seconds = time.monotonic() - self._begin
         try:
-            reason = self._said.recv()
+            reason, seconds = self._said.recv()
         except EOFError:  # it could not say anything any more
             reason = f"it ended with exit code {code}" if code else ""
         self._said.close()
         if code < 0:
             reason = f"killed by {signal.Signals(-code).name}"
-        return Ended(self._name, time.monotonic() - self._begin, reason, code in _INTERRUPTED)
+        return Ended(self._name, seconds, reason, code in _INTERRUPTED)
 
 
 @contextmanager
@@ -139,6 +144,7 @@ def _run(
     command: Command, call: Call, environment: Mapping[str, str], threads: int, says: Any
 ) -> None:
     """Run a job here: Ctrl-C is for the parent, which ends the others in order."""
+    begin = time.monotonic()
     os.setsid()
     os.environ.clear()  # that of the fork server is of the time when it started
     os.environ.update(environment)
@@ -160,7 +166,7 @@ def _run(
         code, reason = 2, str(error)
     except Exception as error:
         code, reason = 2, f"{type(error).__name__}: {first_line(error)}"
-    says.send(" ".join(reason.split())[:_LONGEST])
+    says.send((" ".join(reason.split())[:_LONGEST], time.monotonic() - begin))
     sys.exit(code)
 
 
