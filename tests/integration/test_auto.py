@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,6 +87,23 @@ def test_a_count_of_a_sample_names_what_it_was_drawn_from(
     trainer.train()
     trainer.evaluate()
     assert f"of {words} are forgotten by " in forgotten_words(trainer.goal_run.figures())
+
+
+@pytest.mark.parametrize(("lasting", "most", "drawn"), [
+    (False, torch.inf, [*range(6, 12)]), (True, torch.inf, []), (False, 5.0, []),
+])  # fmt: skip
+def test_forget_batches_are_of_records_not_there_yet_where_none_can_come_back(
+    model, trainer_of, rows, lasting, most, drawn
+):
+    asked = {"target_forget_loss": 0.7, "lasting": lasting}
+    run = trainer_of(model, **sets_of(rows), **SMALL, **asked).goal_run
+    now = run.stand()
+    first = torch.arange(len(ROWS)) < 6
+    targets = replace(now.targets, most=torch.full_like(now.losses, most))
+    for step, place in ((0, 0), (1, 2 * 64), (2, 3 * 64)):  # the loader holds the next batch
+        run.trainer.state.global_step = step
+        run.focus(replace(now, forgotten=first, targets=targets))
+        assert run.state_dict()["focus"][-1] == (place, drawn)
 
 
 def test_measurements_take_a_quarter_of_the_time_and_leave_three_steps_between(
@@ -199,6 +217,8 @@ def test_a_callback_that_ends_it_at_an_evaluation_leaves_the_best_state(model, t
 
 def test_the_log_calls_no_run_that_took_all_its_steps_stopped(model, trainer_of, rows):
     trainer = by_goal(trainer_of, model, rows, target_forget_loss=30.0, max_steps=2)
+    trainer.evaluate()
+    assert trainer.goal_run.figures()["reached"] is False
     logged = [entry["stopped"] for entry in trainer.state.log_history if "taken" in entry]
     assert (trainer.stop.kind, logged) == ("all steps", [0, 0])
 

@@ -151,10 +151,9 @@ class GoalRun:
         if is_lasting and self.goal is not None and self.goal.kind == "erased":
             limits = replace(targets, aim=loss_at(log_odds(targets.aim) + _FURTHER)).limits
         self.limits = limits.to(self.pair.parameters[0].device, torch.float32)
-        away = ~standing.forgotten | standing.too_high
         if self.controller is not None:
             draws_all = is_lasting or bool(targets.most.isfinite().any())
-            open_ = [] if draws_all else away.nonzero().flatten().tolist()
+            open_ = [] if draws_all else (~standing.forgotten).nonzero().flatten().tolist()
             records, batch = len(self._pairs), self.trainer.global_batch
             done = int(self.trainer.state.global_step)
             first = done + 1 if done else 0  # the loader holds the next step's batch
