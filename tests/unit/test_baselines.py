@@ -280,6 +280,8 @@ def test_pdu_without_losses_and_gru_ema_with_parts_or_a_scaler_are_refused(tmp_p
     collect_both(gru_ema, *first)
     with pytest.raises(HamuError, match="gru-ema averages gradients, which a GradScaler rescales"):
         gru_ema.combine(torch.amp.GradScaler("cpu"))
+    for pair in (pdu, gru_ema):  # the gradients are still there
+        assert pair.combine(losses=first[2]).decision == "step"
     keeps = "gru-ema keeps a third gradient and needs both others whole in each process; leave"
     with pytest.raises(HamuError, match=keeps):
         PairedGradients(nn.Linear(2, 2), gru_ema.method, offload_grads="bf16")

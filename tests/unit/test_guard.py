@@ -183,6 +183,30 @@ def test_methods_and_optimizers_that_cannot_be_guarded_are_named():
         StepGuard(PairedGradients(model, HamuQ()), some)
 
 
+def test_a_guard_of_parts_is_refused_also_where_it_keeps_nothing():
+    """It would sum over all processes what each of them has measured whole."""
+    model = network()
+    pair = PairedGradients(model, build_method("gdiff"))
+    pair.layout.is_whole = False
+    with pytest.raises(HamuError, match="leave it out, or sharding and split pairing"):
+        StepGuard(pair, torch.optim.SGD(model.parameters(), lr=1), correct_steps=False)
+
+
+@pytest.mark.parametrize("rate", [1e-2, 1e-5])
+def test_a_step_that_half_precision_cannot_hold_is_warned_of(rate, recwarn):
+    ones = [torch.ones(64, dtype=torch.bfloat16)]
+    pair = PairedGradients(Holder(ones), relative(HamuQ), max_grad_norm=0.01)
+    pair.parameters[0].data.fill_(1.0)
+    for side in SIDES:
+        collect(pair, side, ones)
+    optimizer = torch.optim.SGD(pair.parameters, lr=rate)
+    with StepGuard(pair, optimizer).around(pair.combine(keep=["forget"])):
+        optimizer.step()
+    warned = [str(one.message) for one in recwarn if "falls short" in str(one.message)]
+    assert len(warned) == (rate == 1e-5)
+    assert all("keep them in float32" in one for one in warned)
+
+
 def test_without_a_step_there_is_nothing_to_measure_or_undo():
     pair, optimizer, guard = guarded_ones(lr=0.1)
     guard.release()

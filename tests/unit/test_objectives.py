@@ -166,11 +166,26 @@ def test_predictions_that_are_not_at_the_tokens_are_refused(length):
         Scored.of(torch.zeros(2, length, 7), torch.zeros(2, 4, dtype=torch.long))
 
 
-@pytest.mark.parametrize("labels", [torch.rand(2, 7), torch.ones(2, 7).long(), torch.rand(2)])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        torch.rand(2, 7),
+        torch.ones(2, 7).long(),
+        torch.rand(2),
+        torch.ones(1).long(),
+    ],
+)
 def test_labels_that_are_no_class_numbers_are_refused(labels):
     """Of shape [2, 7] they would pass for those of texts."""
     with pytest.raises(HamuError, match=r"do not fit logits of shape \(2, 7\); give a whole num"):
         Scored.of(torch.zeros(2, 7), labels)
+
+
+@pytest.mark.parametrize("name", ["kl_to_original", "scrub_retain", "npo", "undial", "dpo"])
+def test_what_an_objective_compares_with_and_lacks_is_named(name):
+    lacks = "prefers another answer" if name == "dpo" else "compares with the original model; give"
+    with pytest.raises(HamuError, match=lacks):
+        build_objective(name).total(Scored.of(LOGITS, LABELS), None)
 
 
 class PerRecord(type(build_objective("cross_entropy"))):

@@ -230,6 +230,16 @@ def test_blocks_of_a_wrapped_model_are_named_as_those_of_the_model(wrap):
     assert [pair.names for pair in pairs] == [["weight", "bias"]] * 3
 
 
+@pytest.mark.usefixtures("one_process")
+def test_buckets_that_hold_both_gradients_are_refused_at_once():
+    """Of parameters that one side alone uses no overwritten gradient could be noticed."""
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 2), gradient_as_bucket_view=True)
+    for model in (ddp, nn.ModuleDict({"inner": ddp}), torch.compile(ddp)):
+        with pytest.raises(HamuError, match="leave gradient_as_bucket_view at False"):
+            PairedGradients(model, HamuQ())
+    PairedGradients(ddp, build_method("ga"))
+
+
 def vector(*values):
     return torch.tensor(values, dtype=torch.float64)
 

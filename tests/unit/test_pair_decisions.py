@@ -195,6 +195,20 @@ def test_a_pair_does_not_resume_with_other_blocks_of_the_same_names():
             PairedGradients(torch.nn.Linear(2, 2), HamuQ()).load_state_dict(other)
 
 
+def test_a_pair_resumes_with_equal_numbers_and_not_with_another_model():
+    (retain, _), (fewer, _) = vectors(sizes=(3, 70)), vectors(sizes=(3, 60))
+
+    class Renamed(Holder):
+        def named_parameters(self, *args, **kwargs):
+            return ((f"other.{name}", p) for name, p in super().named_parameters(*args, **kwargs))
+
+    state = PairedGradients(Holder(retain), HamuQ(1), max_grad_norm=1, blocks="model").state_dict()
+    PairedGradients(Holder(retain), HamuQ(1.0), blocks="model").load_state_dict(state)
+    for other in (Holder(fewer), Renamed(retain)):
+        with pytest.raises(HamuError, match="saved with other settings: blocks "):
+            PairedGradients(other, HamuQ(1), blocks="model").load_state_dict(state)
+
+
 @dataclass(frozen=True)
 class Own(Method):
     name: ClassVar[str] = "own"
@@ -220,6 +234,24 @@ def test_a_method_whose_weights_are_not_one_to_a_block_is_named(weights, monkeyp
     monkeypatch.setattr(Own, "weigh", lambda self, gram: Weights(*weights))
     with pytest.raises(HamuError, match="own gave no Weights with one for each of 2 blocks"):
         combine(Own(), *vectors())
+
+
+@pytest.mark.parametrize(("attribute", "value", "missing"), [
+    ("constrained", "forget", "constraint"), ("first_memory", (1.0,), "memory"),
+])  # fmt: skip
+def test_a_method_that_leaves_out_what_it_announces_is_named(
+    attribute, value, missing, monkeypatch
+):
+    monkeypatch.setattr(Own, attribute, value)
+    retain, forget = vectors()
+    pair = PairedGradients(Holder(retain), Own())
+    collect(pair, "retain", retain)
+    collect(pair, "forget", forget)
+    with pytest.raises(HamuError, match=f"own gave Weights without {missing}; let weigh set it"):
+        pair.combine(losses=torch.ones(2))
+    monkeypatch.setattr(Own, "name", None)
+    with pytest.raises(HamuError, match="the class Own has no name; give it one"):
+        PairedGradients(Holder(retain), Own())
 
 
 def test_what_a_methods_own_code_raises_names_the_method(monkeypatch):

@@ -91,6 +91,14 @@ def test_a_class_that_is_asked_for_and_cannot_be_had_is_named(package, kind, val
         ASKS[kind](name)
 
 
+def test_a_wrong_setting_of_a_method_of_hamu_is_named_and_no_package():
+    with pytest.raises(
+        HamuError, match="method gdiff cannot be made with forget_weight 'a': "
+    ) as at:
+        build_method("gdiff", forget_weight="a")
+    assert "uninstall" not in str(at.value)
+
+
 def test_a_broken_class_that_is_not_asked_for_is_passed_over_with_one_warning(package, caplog):
     package(methods={"theirs": BROKEN})
     for _ in range(2):

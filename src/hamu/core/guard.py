@@ -10,6 +10,7 @@ with + for HAMU-Q (g_c = g_f) and - for HAMU-U (g_c = g_r). It costs a copy of t
 parameters, until the next step or `release`.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class StepTaken:
         gain: change of the constrained, clipped loss in the promised direction, by block, [L]; None
             for methods without a constraint.
         demand: η q_i, [L]; None likewise. Both are 0 of a step that was not taken.
-        corrected: [L] bool, the blocks that fell short; None without correct_steps, or a step.
+        corrected: [L] bool, the blocks that fell short; None without correct_steps, or a step. A
+            warning names one that still does: in half precision, small steps round to none.
         lengths: ‖Δw_i‖ of each block, [L].
     """
 
@@ -76,7 +78,7 @@ class StepGuard:
 
     Raises:
         HamuError: if correct_steps lacks a method with a constraint, or the optimizer a trainable
-            parameter.
+            parameter; or if the model is sharded, or pairing is split.
     """
 
     taken: StepTaken
@@ -90,6 +92,11 @@ class StepGuard:
         keep: tuple[str, ...] = (),
     ) -> None:
         constrained = pair.method.constrained
+        if not pair.layout.is_whole:
+            raise HamuError(
+                "a StepGuard needs whole gradients and weights in each process; leave it out, or "
+                "sharding and split pairing"
+            )
         if correct_steps and constrained is None:
             raise HamuError(
                 f"{pair.method.name} promises nothing; correct_steps needs a method with a "
@@ -214,6 +221,13 @@ class StepGuard:
                 if g is not None and short[block] > 0:
                     p.add_(g.to(p.dtype), alpha=factors[block].item())
             push *= 2.0
+        if (short > 0).any():
+            name = pair.block_names[int((short > 0).nonzero()[0])]
+            warnings.warn(
+                f"{name} still falls short of its demand: so small a step is lost in the rounding "
+                f"of the weights; keep them in float32",
+                stacklevel=2,
+            )
         return corrected, found
 
 

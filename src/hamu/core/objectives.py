@@ -53,7 +53,8 @@ class Scored:
             limits: see the class.
         """
         count = len(labels)
-        if labels.is_floating_point() or logits.dim() != labels.dim() + 1:
+        is_whole = not labels.is_floating_point() and len(logits) == count
+        if not is_whole or logits.dim() != labels.dim() + 1:
             raise HamuError(
                 f"labels of shape {tuple(labels.shape)} and {labels.dtype} do not fit logits of "
                 f"shape {tuple(logits.shape)}; give a whole number for each image or token"
@@ -179,7 +180,8 @@ class DirectPreference(Objective):
     answers = "both"
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        assert scored.alternative is not None
+        if scored.alternative is None:
+            raise HamuError("dpo prefers another answer; give its predictions as `alternative`")
         other = _log_ratio(*scored.alternative)
         return _preference(other - _log_ratio(scored, original), beta=0.1)
 
@@ -229,8 +231,7 @@ class SelfDistillation(Objective):
     needs_original = True
 
     def total(self, scored: Scored, original: Tensor | None) -> Tensor:
-        assert original is not None
-        labels = scored.labels[:, None]
+        original, labels = _given(original), scored.labels[:, None]
         lowered = original.gather(1, labels) - 10.0
         share = _wide(original.scatter(1, labels, lowered)).softmax(-1)
         terms = share * _wide(scored.logits).log_softmax(-1)
@@ -325,13 +326,20 @@ def build_objective(name: str) -> Objective:
     return made("objective", classes[name])
 
 
+def _given(original: Tensor | None) -> Tensor:
+    if original is None:
+        raise HamuError(
+            "the objective compares with the original model; give its logits as `original`"
+        )
+    return original
+
+
 def _wide(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _kl(original: Tensor | None, logits: Tensor) -> Tensor:
-    assert original is not None
-    target = _wide(original).log_softmax(-1)
+    target = _wide(_given(original)).log_softmax(-1)
     terms = F.kl_div(_wide(logits).log_softmax(-1), target, reduction="none", log_target=True)
     return terms.masked_fill_(target == -math.inf, 0.0).sum()  # p log(p/q) is 0 at p = 0
 
@@ -348,6 +356,5 @@ def _preference(values: Tensor, beta: float) -> Tensor:
 
 def _log_ratio(scored: Scored, original: Tensor | None) -> Tensor:
     """log(π/π_original) of each record's whole answer, [records]."""
-    assert original is not None
     now = _log_likelihood(scored.logits, scored.labels)
-    return scored.per_record(now - _log_likelihood(original, scored.labels))
+    return scored.per_record(now - _log_likelihood(_given(original), scored.labels))

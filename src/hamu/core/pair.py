@@ -13,10 +13,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from hamu.core.combine import back, combine_all, offloaded
 from hamu.core.distributed import Grads, Layout, drained, is_sharded, world_size
@@ -185,8 +187,9 @@ class PairedGradients:
 
     Raises:
         HamuError: if an argument is out of range; if no parameter requires a gradient, or one that
-            does is on the meta device or complex; if the model is wrapped by FSDP1, sharded
-            otherwise than by fully_shard on one mesh, or sharded with offload.
+            does is on the meta device or complex; if the model is wrapped by FSDP1, or by
+            DistributedDataParallel with gradient_as_bucket_view, sharded otherwise than by
+            fully_shard on one mesh, or sharded with offload.
     """
 
     def __init__(
@@ -208,14 +211,7 @@ class PairedGradients:
             raise HamuError(f"steps_per_pass {passes} must be two numbers from 1 on, or None")
         if offload_grads not in OFFLOADS:
             raise unknown("offload_grads", offload_grads, OFFLOADS)
-        if not isinstance(model, nn.Module):
-            raise HamuError(f"a {type(model).__name__} is no module; pass the model itself")
-        if not isinstance(method, Method):
-            raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
-        if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
-            raise HamuError(
-                "the model is wrapped in FullyShardedDataParallel; use fully_shard (FSDP2) instead"
-            )
+        _check_fit(model, method)
         sharded = is_sharded(model)  # gathers nothing; must precede named_parameters
         named = trainable_parameters(model)
         for name, parameter in named:
@@ -372,7 +368,8 @@ class PairedGradients:
                 "keep, as for a StepGuard, needs both whole gradients in each process; leave out "
                 "the guard, or offload_grads, sharding and split pairing"
             )
-        _check_losses(losses)
+        is_scaled = scaler is not None and scaler.is_enabled()
+        self._check_given(losses, is_scaled)
         grads = self._take()
         if not self._meter.fits(self.layout.parts):  # the model has moved
             self._measure_here()
@@ -383,9 +380,9 @@ class PairedGradients:
             if "retain" in keep:
                 kept["retain"] = [None if g is None else g.clone() for g in retain]
             keep = {*keep} - {"retain"}
-            self._average(retain, scaler)
+            self._average(retain)
         unscale = None
-        if scaler is not None and scaler.is_enabled():  # its `get_scale` would read from the device
+        if scaler is not None and is_scaled:  # its `get_scale` would read from the device
             one = torch.ones((), dtype=torch.float64, device=self._meter.device)
             unscale = scaler.scale(one).reciprocal()
         gram, weights, clip, read = self._weighed(retain, forget, unscale, losses)
@@ -452,14 +449,16 @@ class PairedGradients:
     def _settings(self) -> dict[str, Any]:
         method = self.method
         own: Any = fields(method) if is_dataclass(method) else ()
-        digest = hashlib.sha256(repr((self.block_names, self.block_of)).encode()).hexdigest()
+        shapes = [tuple(p.shape) for p in self.parameters]
+        parts = self.names, shapes, self.block_names, self.block_of
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()
         settings = {one.name: getattr(method, one.name) for one in own} | {
             "method": method.name,
             "stopping": method.stopping_rule,
             "max_grad_norm": self.max_grad_norm,
             "blocks": f"{len(self.block_names)} ({digest[:8]})",
         }
-        return {key: re.sub(" at 0x[0-9a-f]+", "", repr(value)) for key, value in settings.items()}
+        return {key: _as_text(value) for key, value in settings.items()}
 
     def _no_grads(self) -> Grads:
         return [None] * len(self.parameters)
@@ -472,6 +471,21 @@ class PairedGradients:
         """Leave NaN in `.grad`, which a scaler skips."""
         for p, grad in zip(self.parameters, grads, strict=True):
             p.grad = None if grad is None else grad.to(p.device, p.dtype).fill_(math.nan)
+
+    def _check_given(self, losses: Tensor | None, is_scaled: bool) -> None:
+        """Check what a step is given, while both gradients are still there."""
+        method = self.method
+        if losses is None and method.first_memory:
+            raise HamuError(f"{method.name} needs the losses of the step; give combine(losses=...)")
+        if losses is not None and (not isinstance(losses, Tensor) or losses.shape != (2,)):
+            raise HamuError(
+                f"losses {losses} must be a tensor of two, the retain and the forget loss"
+            )
+        if is_scaled and method.retain_decay:
+            raise HamuError(
+                f"{method.name} averages gradients, which a GradScaler rescales; leave the scaler "
+                f"out, as bfloat16 needs none"
+            )
 
     def _take(self) -> dict[str, Grads]:
         uses = {"retain": self.method.uses_retain, "forget": self.method.uses_forget}
@@ -550,23 +564,21 @@ class PairedGradients:
                 f"{self.method.name} gave no Weights with one for each of {len(gram.dot)} blocks; "
                 f"a weight of the whole model is weight.expand_as(gram.dot)"
             )
+        of_kind = {"constraint": self.method.constrained, "memory": self.method.first_memory}
+        for name, is_due in of_kind.items():
+            if is_due and getattr(weights, name) is None:
+                raise HamuError(f"{self.method.name} gave Weights without {name}; let weigh set it")
         return gram, weights, clip, found
 
     def _remembering(self, gram: PairGram, losses: Tensor | None) -> PairGram:
         """The Gram with what a method needs beyond it."""
         if not self.method.first_memory:
             return gram
-        if losses is None:
-            raise HamuError(
-                f"{self.method.name} needs the losses of the step; give combine(losses=...)"
-            )
         return replace(gram, losses=losses, memory=self._numbers.to(gram.dot))
 
-    def _average(self, retain: Grads, scaler: torch.amp.GradScaler | None) -> None:
+    def _average(self, retain: Grads) -> None:
         """Put the running mean of the retain gradient in its place, not yet in memory."""
         decay = self.method.retain_decay
-        if scaler is not None and scaler.is_enabled():
-            raise HamuError(f"{self.method.name} averages gradients, which a GradScaler rescales")
         for number, (grad, mean) in enumerate(zip(retain, self._mean, strict=True)):
             if grad is not None:
                 grad.mul_(1.0 - decay)
@@ -642,6 +654,32 @@ class PairedGradients:
         self._set_grads(self.layout.give(written))
 
 
+def _check_fit(model: nn.Module, method: Method) -> None:
+    if not isinstance(model, nn.Module):
+        raise HamuError(f"a {type(model).__name__} is no module; pass the model itself")
+    if not isinstance(method, Method):
+        raise HamuError(f"{method!r} is not a Method; pass an instance, such as HamuQ()")
+    if not isinstance(getattr(method, "name", None), str):
+        raise HamuError(f"the class {type(method).__name__} has no name; give it one")
+    if any(getattr(p, "_fsdp_flattened", False) for p in model.parameters()):
+        raise HamuError(
+            "the model is wrapped in FullyShardedDataParallel; use fully_shard (FSDP2) instead"
+        )
+    wrappers = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
+    has_both = method.uses_retain and method.uses_forget
+    if has_both and any(one.gradient_as_bucket_view for one in wrappers):
+        raise HamuError(
+            "both gradients would lie in the buckets of DistributedDataParallel, where the second "
+            "overwrites the first; leave gradient_as_bucket_view at False"
+        )
+
+
+def _as_text(setting: Any) -> str:
+    """A setting as a state holds it; equal numbers alike, such as 1 and 1.0."""
+    is_number = isinstance(setting, Real) and not isinstance(setting, bool)
+    return re.sub(" at 0x[0-9a-f]+", "", repr(float(setting) if is_number else setting))
+
+
 def on_host(figures: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """Those that are there, in float64, in one transfer."""
     there = {name: t for name, t in figures.items() if t is not None}
@@ -649,11 +687,6 @@ def on_host(figures: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     flat = [t.detach().to(device, torch.float64).reshape(-1) for t in there.values()]
     parts = torch.split(torch.cat(flat).cpu(), [len(one) for one in flat])
     return {name: part.view(t.shape) for (name, t), part in zip(there.items(), parts, strict=True)}
-
-
-def _check_losses(losses: Tensor | None) -> None:
-    if losses is not None and (not isinstance(losses, Tensor) or losses.shape != (2,)):
-        raise HamuError(f"losses {losses} must be a tensor of two, the retain and the forget loss")
 
 
 def _set_apart(retain: Grads, forget: Grads) -> None:

@@ -65,8 +65,11 @@ def made(kind: str, cls: type[Made], **settings: Any) -> Made:
     except HamuError:
         raise
     except Exception as error:  # foreign code may raise anything
-        name = cls.name  # type: ignore[attr-defined]
-        raise _failed(f"the {kind} {name} of {cls.__module__} cannot be made", error) from error
+        what = f"the {kind} {cls.name}"  # type: ignore[attr-defined]
+        if cls.__module__.startswith("hamu."):
+            given = ", ".join(f"{name} {value!r}" for name, value in settings.items())
+            raise HamuError(f"{what} cannot be made with {given}: {first_line(error)}") from error
+        raise _failed(f"{what} of {cls.__module__} cannot be made", error) from error
 
 
 @contextmanager
