@@ -1,10 +1,13 @@
 """Choosing what to forget: App. E.1 to the letter, and every way to get it wrong."""
 
+import json
 from dataclasses import replace
 from unicodedata import normalize
 
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 from hamu import HamuError
 from hamu.data import (
@@ -17,6 +20,7 @@ from hamu.data import (
     forget_rows,
     matching,
     parse_rows,
+    read_text,
     subset,
 )
 
@@ -93,6 +97,37 @@ def test_a_text_that_is_divided_otherwise_into_prompt_and_answer_is_no_twin():
     problem = forget_data(train, None, texts(("a", "bc")), allow_missing=True)
     assert (len(problem.retain), problem.not_found) == (2, 1)
     assert forget_data(train, None, texts(("ab", "c"))).not_found == 0
+
+
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"name": "find", "of": "Ana"}]}
+TALK = [{"role": "user", "content": "Who?"}, CALL, {"role": "assistant", "content": "Done. "}]
+OTHER = CALL | {"tool_calls": [{"name": "find", "of": "Bob"}]}
+
+
+def test_conversations_with_the_same_words_are_not_the_same(tmp_path):
+    """What was said is equal in all of these, joined by line breaks."""
+    others = [
+        {"messages": [TALK[0], OTHER, TALK[2]]},
+        {"messages": [TALK[0] | {"role": "system"}, *TALK[1:]]},
+        {"messages": [{"role": "user", "content": "Who?\n"}, TALK[2]]},
+        {"messages": TALK, "tools": [{"name": "find"}]},
+    ]
+    path, gone = tmp_path / "all.jsonl", tmp_path / "gone.parquet"
+    path.write_text("".join(json.dumps(one) + "\n" for one in ({"messages": TALK}, *others)))
+    spaced = [TALK[0], CALL, TALK[2] | {"content": " Done."}]  # in a table, with nulls
+    parquet.write_table(pyarrow.Table.from_pylist([{"messages": spaced}]), gone)
+    train = read_text(str(path))
+    problem = forget_data(train, None, read_text(str(gone)))
+    assert problem.retain.rows.tolist() == [1, 2, 3, 4]
+    assert problem.copies() == problem.near_copies()[0] == 0
+
+
+def test_a_conversation_of_one_question_equals_its_prompt_and_answer(tmp_path):
+    path = tmp_path / "all.jsonl"
+    talks = [[TALK[0], TALK[2]], [TALK[0] | {"role": "system"}, TALK[2]]]
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    gone = TextRecords((TextRecord("Who?", "Done.", {}),), "here", torch.arange(1))
+    assert forget_data(read_text(str(path)), None, gone).retain.rows.tolist() == [1]
 
 
 def test_twins_in_either_set_do_not_hide_what_is_not_found(train):

@@ -125,6 +125,18 @@ def test_images_below_their_class_are_not_left_out_without_a_word(folder, name):
         read_images(str(folder))
 
 
+@pytest.mark.parametrize(("places", "split", "refused"), [
+    (("dog", "test"), "train", "test"),  # it would be trained on as a class
+    (("train",), "train", "train"),
+    (("train/dog", "test"), "test", "test"),
+])  # fmt: skip
+def test_a_split_without_classes_is_no_class(folder, tmp_path, places, split, refused):
+    for place in places:
+        shutil.copytree(folder / "cat", tmp_path / "root" / place)
+    with pytest.raises(HamuError, match=f"{refused} has images in no folder of a class; put those"):
+        read_images(str(tmp_path / "root"), split)
+
+
 @pytest.mark.parametrize(
     ("shape", "wanted", "expected"),
     [
@@ -173,11 +185,10 @@ def test_folders_named_by_numbers_are_in_the_order_of_the_numbers(tmp_path):
     assert read_images(str(tmp_path)).classes == ("0", "1", "10", "x")
 
 
-def test_train_and_test_are_splits_if_they_hold_folders_and_classes_if_they_hold_images(folder):
-    for name in ("train", "test"):
-        shutil.copytree(folder / "cat", folder / name)
-        (folder / name / ".ipynb_checkpoints").mkdir()
-    assert read_images(str(folder)).classes == ("cat", "dog", "test", "train")
+def test_train_and_test_are_splits_if_they_hold_folders_of_classes(folder):
+    shutil.copytree(folder / "cat", folder / "train")
+    (folder / "train/.ipynb_checkpoints").mkdir()
+    assert read_images(str(folder)).classes == ("cat", "dog", "train"), "beside trams, say"
     assert not has_test_split(str(folder))
     split = folder.parent / "split"
     for name in ("train", "test"):

@@ -131,7 +131,19 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.jsonl", '{"question": "q", "answer": 0}', "row 0 of .* no text in answer, but int"),
         ("a.jsonl", QUESTION + '{"question": "q", "answer": "\\ud800"}', "row 1 of .* not Unicode"),
         ("a.jsonl", QUESTION + "1", "row 1 of .* is a int; expected a record"),
-        ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .* is not a list of messages"),
+        ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .*: message 0 lacks a role or"),
+        ("a.jsonl", '{"messages": "hi"}', "row 0 of .* has a str as its messages; give a list"),
+        (
+            "a.jsonl",
+            '{"messages": [{"role": "user", "content": "q"}]}',
+            "message is not the assist",
+        ),
+        ("a.jsonl", json.dumps({"messages": DIALOGUE, "tools": "{"}), "tools that are no JSON"),
+        (
+            "a.jsonl",
+            json.dumps({"messages": DIALOGUE, "tools": {"a": 1}}),
+            "has a dict as its tool",
+        ),
         (
             "a.json",
             "[1,\n 2",
@@ -257,6 +269,36 @@ def test_a_conversation_is_written_by_the_chat_template(ends, tokenizer, tmp_pat
     assert tokenizer.decode(data.prompt(0)).endswith("<assistant>")
     answer = tokenizer.decode(data.tokens[0][data.scored_from[0] :])
     assert answer == "ho" + tokenizer.eos_token
+
+
+def calling(name, **more):
+    """A conversation that calls a tool, as it is exported: without a text beside the call."""
+    call = {"type": "function", "function": {"name": "find", "arguments": {"name": name}}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    found = {"role": "tool", "content": "ok"}
+    return {"messages": [DIALOGUE[0], called | more, found, DIALOGUE[1]]}
+
+
+def test_a_chat_template_sees_calls_and_tools_alike_from_each_kind_of_file(
+    tokenizer, tmp_path, monkeypatch
+):
+    template = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
+        "{% if 'tool_calls' in m %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
+        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    tools = [{"name": "find"}]
+    rows = [calling("Ana") | {"tools": tools}, {"messages": DIALOGUE, "tools": None}]
+    said = '<user>hi<assistant>{"name": "Ana"}<tool>ok<assistant>'
+    for name, given in (
+        ("a.jsonl", tools),
+        ("b.parquet", tools),
+        ("c.jsonl", '[{"name": "find"}]'),
+    ):
+        texts = read_text(saved(tmp_path / name, [rows[0] | {"tools": given}, rows[1]]))
+        prompts = [tokenizer.decode(encode(texts, tokenizer).prompt(n)) for n in (0, 1)]
+        assert prompts == ['[{"name": "find"}]' + said, "<user>hi<assistant>"]
 
 
 def test_a_template_that_has_an_end_of_its_own_needs_no_other(tokenizer, tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ _SUFFIXES = {
     *(".ppm", ".pgm"),
 }
 _NOT_READ = {".avif", ".heic", ".heif", ".jp2", ".jxl", ".tga", ".dng"}
+_NO_CLASSES = ("test", "val", "valid", "validation")  # names of splits; a train may be a class
 _OF_SPLITS = (".parquet", ".npz", ".csv")
 _MOST_CLASSES = 100_000
 _Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
@@ -296,6 +297,13 @@ def _column(
 def _of_folder(path: Path, split: str) -> _Raw:
     pictures = _pictures(path / split) or _pictures(path)
     folder = pictures[0].parents[1] if pictures else path
+    classes = _in_order(_class_of(picture.parent) for picture in pictures)
+    splits = [name for name in classes if name in _NO_CLASSES or classes == ("train",)]
+    if folder == path and splits:
+        raise HamuError(
+            f"{path / splits[0]} has images in no folder of a class; put those of each class into "
+            f"one, {splits[0]}/CLASS, or move it away"
+        )
     _check_all_read(folder)
     if not pictures:
         raise HamuError(
@@ -309,7 +317,6 @@ def _of_folder(path: Path, split: str) -> _Raw:
                 f"{below} lies in a folder within its class; put all images of a class beside each "
                 f"other"
             )
-    classes = _in_order(_class_of(picture.parent) for picture in pictures)
     for below in folder.iterdir() if split == "train" else ():
         if below.is_dir() and _class_of(below) not in classes and not _is_hidden(Path(below.name)):
             raise HamuError(

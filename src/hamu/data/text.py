@@ -61,13 +61,15 @@ class TextRecord:
         messages: a conversation whose last message is the answer; the tokenizer's chat template
             turns it into prompt and answer, which are the plain texts of the two until then.
         answer_prefix: text that was put before the answer, and is put before other answers too.
+        tools: that a conversation may call, for the chat template.
     """
 
     prompt: str
     answer: str
     fields: Mapping[str, Any]
-    messages: tuple[Mapping[str, str], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
     answer_prefix: str = ""
+    tools: tuple[Any, ...] = ()
 
     def answering(self, answer: str) -> TextRecord:
         """Return the same prompt with another answer, which begins as the record's own does."""
@@ -75,6 +77,15 @@ class TextRecord:
         lead = self.answer_prefix + said[: len(said) - len(said.lstrip())]
         last = [{**message, "content": answer} for message in self.messages[-1:]]
         return replace(self, answer=lead + answer.lstrip(), messages=(*self.messages[:-1], *last))
+
+    def compared(self) -> tuple[str, str]:
+        """Prompt and answer to compare records by: of conversations roles, calls and tools too."""
+        turns = [{**one, "content": _words(one["content"])} for one in self.messages]
+        is_plain = [one.keys() for one in turns] == [{"role", "content"}] * 2 and not self.tools
+        if not turns or (is_plain and turns[0]["role"] == "user"):  # or equal to such a pair
+            return self.prompt, self.answer
+        write = partial(json.dumps, sort_keys=True, ensure_ascii=False, default=str)
+        return write([*self.tools, *turns[:-1]]), write(turns[-1])
 
 
 def normal(text: str) -> str:
@@ -127,7 +138,7 @@ class TextRecords:
         the question in a prompt, it counts nothing. Loosely, case and punctuation do not count.
         """
         words = _loose_words if loosely else _words
-        pairs = ((words(r.prompt), words(r.answer)) for r in self.records)
+        pairs = (map(words, record.compared()) for record in self.records)
         texts = (f"{len(prompt)} {prompt}{answer}" for prompt, answer in pairs)
         return [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
 
@@ -319,8 +330,9 @@ def _record(
     if not isinstance(row, dict):
         raise HamuError(f"{where} is a {type(row).__name__}; expected a record")
     messages: tuple[Any, ...] = ()
+    tools: tuple[Any, ...] = ()
     if not prompt and answer in _CONVERSATIONS:
-        messages = _conversation(row.get(answer), where)
+        messages, tools = _conversation(row.get(answer), where), _tools(row.get("tools"), where)
         *before, said = (message["content"] for message in messages)
         asked = "\n".join(before)
     else:
@@ -331,7 +343,7 @@ def _record(
         asked, said = template.replace("{question}", asked), prefix + _cell(row, answer, where)
     with reading(f"{where} is not Unicode"):  # JSON allows halves of characters
         (asked + said).encode()
-    return TextRecord(asked, said, row, messages, prefix)
+    return TextRecord(asked, said, row, messages, prefix, tools)
 
 
 def _cell(row: Mapping[str, Any], column: str, where: str) -> str:
@@ -348,13 +360,40 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _conversation(messages: Any, where: str) -> tuple[dict[str, str], ...]:
-    listed = messages if isinstance(messages, list) else []
-    good = all(isinstance(one, dict) and isinstance(one.get("content"), str) for one in listed)
-    if not listed or not good or listed[-1].get("role") != "assistant":
-        expected = "a list of messages with role and content, the last of the assistant"
-        raise HamuError(f"{where} is not {expected}")
-    return tuple(listed)
+def _conversation(messages: Any, where: str) -> tuple[dict[str, Any], ...]:
+    """Messages, each with a content, "" of one that only calls tools."""
+    if not isinstance(messages, list) or not messages:
+        expected = "a list of messages, each with role and content"
+        raise HamuError(f"{where} has a {type(messages).__name__} as its messages; give {expected}")
+    found = []
+    for number, message in enumerate(map(_without_none, messages)):
+        is_one = isinstance(message, dict) and isinstance(message.get("role"), str)
+        if is_one and "tool_calls" in message:
+            message = {"content": "", **message}
+        if not is_one or not isinstance(message.get("content"), str):
+            raise HamuError(
+                f"{where}: message {number} lacks a role or a content, or one is no text"
+            )
+        found.append(message)
+    if found[-1]["role"] != "assistant":
+        raise HamuError(f"{where}: the last message is not the assistant's; end it with an answer")
+    return tuple(found)
+
+
+def _tools(column: Any, where: str) -> tuple[Any, ...]:
+    """Tools beside a conversation, a list or JSON of one."""
+    with reading(f"{where} has tools that are no JSON"):
+        found = json.loads(column) if isinstance(column, str) and column else column or []
+    if not isinstance(found, list):
+        raise HamuError(f"{where} has a {type(found).__name__} as its tools; give a list, or none")
+    return tuple(map(_without_none, found))
+
+
+def _without_none(value: Any) -> Any:
+    """Value without the names of what is not there, which tables have in each row."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return list(map(_without_none, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -509,6 +548,7 @@ def _as_text(record: TextRecord, tokenizer: PreTrainedTokenizerBase, where: str)
     with reading(f"{where} does not fit the tokenizer's chat template"):
         template = _DATE + tokenizer.get_chat_template()
         write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
+        write = partial(write, tools=[*record.tools] or None)
         messages = [dict(message) for message in record.messages]
         whole = str(write(messages))
         begin = partial(write, messages[:-1], add_generation_prompt=True)
