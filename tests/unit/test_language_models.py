@@ -88,6 +88,31 @@ def test_a_model_with_experts_has_an_adapter_by_default():
     assert all("lora_B" in name for name in moved)
 
 
+def test_layers_that_an_adapter_does_not_reach_are_warned_of(caplog):
+    experts = SIZES | {"num_key_value_heads": 2, "num_experts": 2, "moe_intermediate_size": 32}
+    qwen = transformers.Qwen2MoeConfig(**experts, shared_expert_intermediate_size=16)
+    mamba = transformers.MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1)
+    for config, bare in ((qwen, "model.layers.*.mlp.experts.gate_up_proj"), (mamba, "out_proj")):
+        with_adapter(transformers.AutoModelForCausalLM.from_config(config), AdapterSettings())
+        assert "the adapter does not reach " in caplog.messages[-1]
+        assert bare in caplog.messages[-1]
+    with pytest.raises(HamuError, match="'out_proj' is incompatible with Mamba"):
+        with_adapter(transformers.MambaForCausalLM(mamba), AdapterSettings(targets="out_proj"))
+    caplog.clear()
+    for model in (llama(), of_kind("gpt")):
+        with_adapter(model, AdapterSettings())
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_model_is_saved_with_its_own_use_of_a_cache(used, tmp_path):
+    llama(use_cache=used).save_pretrained(tmp_path / "own")
+    model = load_language_model(str(tmp_path / "own"))
+    save_model(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["use_cache"] is used
+    assert not model.config.use_cache, "training needs none"
+
+
 @pytest.mark.parametrize(
     ("source", "file", "values", "message"),
     [

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
-from transformers import RwkvConfig, RwkvForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, RwkvConfig, RwkvForCausalLM
 
 from hamu.data import TextRecord, TextRecords, collate, encode
 from hamu.errors import HamuError
@@ -237,6 +237,19 @@ def test_padding_gets_into_no_answer_of_a_model_that_takes_no_mask(tokenizer):
     records = texts([*FORGET.records, *HOLDOUT.records])
     slow = [slow_answer(model, tokenizer, r, 5) for r in records.records]
     assert generate_answers(model, tokenizer, encode(records, tokenizer), max_new_tokens=5) == slow
+
+
+def test_a_model_with_router_losses_answers(tokenizer):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 32}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    settings = {"num_local_experts": 2, "output_router_logits": True, "bos_token_id": None}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **settings))
+    data = encode(FORGET, tokenizer)
+    model.config.output_router_logits = False
+    expected = generate_answers(model, tokenizer, data, max_new_tokens=4)
+    model.config.output_router_logits = True
+    assert generate_answers(model, tokenizer, data, max_new_tokens=4) == expected
 
 
 def test_an_answer_ends_where_the_model_can_read_no_more(model, tokenizer, monkeypatch):

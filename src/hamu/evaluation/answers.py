@@ -62,6 +62,9 @@ def generate_answers(
     pad = ends[0] if ends else 0  # a tokenizer's own may have no embedding in the model
     longest = longest_text(model) or math.inf
     room = [int(min(max_new_tokens, max(1, longest - n))) for n in lengths]
+    # router losses, which a model may add to its own loss, do not fit the tokens of a generation
+    has_routers = getattr(model.config, "output_router_logits", False)
+    more = {"output_router_logits": False} if has_routers else {}
     answers, is_greedy = [""] * len(prompts), sampling_seed is None
     size = 1 if model.config.model_type in _ALONE else batch_size
     with evaluating(model), seeded(model, sampling_seed), _settings(model, is_greedy=is_greedy):
@@ -75,6 +78,7 @@ def generate_answers(
                 use_cache=True,
                 pad_token_id=pad,
                 eos_token_id=ends or None,
+                **more,
             )
             rows = generated[:, ids.shape[1] :].tolist()
             written = [list(takewhile(lambda token: token not in ends, row)) for row in rows]

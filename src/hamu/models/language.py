@@ -4,6 +4,8 @@ A model is "tiny-llama" (new, with its own tokenizer) or a saved one; see `hamu.
 """
 
 import json
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from hamu.core.distributed import is_main
 from hamu.core.forward import evaluating, predict_logits, without_autocast
 from hamu.core.gram import trainable_parameters
 from hamu.data import TextData
@@ -31,6 +34,7 @@ from hamu.models.storage import (
     ADAPTER_WEIGHTS,
     CONFIG,
     SAVES_EMBEDDINGS,
+    USED_CACHE,
     check_is_saved,
     check_undamaged,
     from_pretrained,
@@ -45,6 +49,10 @@ FOUR_BIT = "4bit"  # NF4 (Dettmers et al. 2023), for a base whose adapter is tra
 _END, _PAD = "<|end|>", "<|pad|>"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 ALL_LINEAR = "all-linear"  # PEFT's word for all but the head, which stands alone
+# with a kernel that reads the weights of out_proj past any adapter; as in PEFT
+_MAMBA = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+_WORTH_A_WARNING = 0.01  # of the weights of layers
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,7 @@ def load_language_model(
         all_of_it=True,
         **({"quantization_config": _four_bit()} if dtype == FOUR_BIT else {}),
     )
+    setattr(model, USED_CACHE, getattr(model.config, "use_cache", None))
     model.config.use_cache = False
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):  # bitsandbytes would pack weights for
@@ -266,18 +275,45 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
     from peft import LoraConfig, get_peft_model
 
     targets = [name.strip() for name in settings.targets.split(",") if name.strip()]
+    is_mamba = getattr(model.config, "model_type", "") in _MAMBA
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
         lora_dropout=settings.dropout,
         target_modules=ALL_LINEAR if targets == [ALL_LINEAR] else targets,
+        exclude_modules=["out_proj"] if is_mamba and targets == [ALL_LINEAR] else None,
         task_type="CAUSAL_LM",
     )
     layers = {name.rpartition(".")[2]: None for name, module in model.named_modules()
               if isinstance(module, nn.Linear | Conv1D)}  # fmt: skip
     remedy = f"; name layers with --lora_targets; there are {','.join(layers)}"
     with reading("the adapter does not fit the model", remedy):
-        return get_peft_model(model, config)
+        adapted = get_peft_model(model, config)
+    if targets == [ALL_LINEAR] and is_main():
+        _warn_of_what_is_left_out(adapted)
+    return adapted
+
+
+def _warn_of_what_is_left_out(model: Any) -> None:
+    """Warn of weights of layers, such as experts in one tensor, that have no adapter."""
+    inner = model.get_base_model()
+    head = inner.get_output_embeddings()
+    ends = [one for one in inner.modules() if one is head or isinstance(one, nn.Embedding)]
+    others = {p for end in ends for p in end.parameters()}
+    matrices = {
+        name: p for name, p in inner.named_parameters()
+        if p.dim() > 1 and p not in others and "lora_" not in name
+    }  # fmt: skip
+    bare = {name: p.numel() for name, p in matrices.items() if ".base_layer." not in name}
+    share = sum(bare.values()) / max(1, sum(p.numel() for p in matrices.values()))
+    if share > _WORTH_A_WARNING:
+        kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in bare)
+        _logger.warning(
+            "the adapter does not reach %.0f%% of the layers' weights: %s; without --lora all are "
+            "trained",
+            100 * share,
+            ", ".join([*kinds][:4]),
+        )
 
 
 def longest_text(model: Any) -> int | None:

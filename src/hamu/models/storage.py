@@ -26,7 +26,8 @@ from hamu.files import HUB, MODEL, check_is_not_here, is_of_hub
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
-SAVES_EMBEDDINGS = "_hamu_saves_embeddings"  # of a model: True if its adapter's file had them
+# of a model: True if its adapter's file had them; and its own setting, off while it is here
+SAVES_EMBEDDINGS, USED_CACHE = "_hamu_saves_embeddings", "_hamu_used_cache"
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
     r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq"
     r"|(cos|sin)_cached|embed_positions\.weights)$"
@@ -198,7 +199,12 @@ def save_model(model: Any, folder: Path) -> None:
         return
     # not "auto": PEFT would ask the hub whether the base model's embeddings have changed
     more = {"save_embedding_layers": embeddings} if is_adapter else {}
+    used_cache = getattr(model, USED_CACHE, None)
+    if used_cache is not None:
+        model.config.use_cache = used_cache
     model.save_pretrained(folder, safe_serialization=True, state_dict=state, **more)
+    if used_cache is not None:
+        model.config.use_cache = False
     for path in folder.glob(_WEIGHTS):
         _open_as_folder(path)
 
