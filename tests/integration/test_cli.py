@@ -153,7 +153,7 @@ def test_a_run_that_moves_too_little_or_too_far_warns(done, unlearn, method, war
 
 def test_a_file_takes_back_what_the_recipe_sets_and_its_mappings_keep_their_kinds(tmp_path):
     (tmp_path / "run.yaml").write_text(
-        "test_data: null\nseed: 010\noptim_args: '1e-5'\n"
+        "test_data: null\nlr_scheduler_type: cosine\nseed: 010\noptim_args: '1e-5'\n"
         "lr_scheduler_kwargs: {min_lr: 1e-5, steps: 010, cycle: true, last: null}\n"
     )
     options = {"recipe": "cifar10-resnet20", "config": tmp_path / "run.yaml"}

@@ -407,6 +407,10 @@ def test_a_damaged_checkpoint_that_is_asked_for_is_refused(continued, tmp_path):
         HamuError, match=r"there is no checkpoint .*run/checkpoint-2; check the path"
     ):
         again.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-2"))
+    with pytest.raises(
+        HamuError, match=r"run holds checkpoints and is none; .* is .*checkpoint-1$"
+    ):
+        again.train(resume_from_checkpoint=str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("name", "value"), [

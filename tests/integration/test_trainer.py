@@ -311,6 +311,14 @@ def test_a_callback_that_ends_a_run_is_named_though_another_state_is_the_best(mo
         assert (trainer.stop.kind, "of step" in trainer.stop.text) == ("other", bool(more))
 
 
+@pytest.mark.parametrize("more", [{"save_steps": 2}, {"save_strategy": "epoch"}])
+def test_patience_that_would_count_unsaved_states_is_refused(model, trainer_of, more):
+    every = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps"} | more
+    every |= {"eval_on_start": True}
+    with pytest.raises(HamuError, match="early stopping goes by the best state that was saved"):
+        trainer_of(model, **every, callbacks=[EarlyStoppingCallback(2)])
+
+
 def test_a_callback_may_evaluate_and_save_where_the_start_was_not_measured(model, trainer_of):
     class Asks(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):

@@ -28,6 +28,10 @@ NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at seque
         ({"seed": -1}, "seed -1 must be 0 to 4294967295"),
         ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and"),
         ({"load_best_model_at_end": True}, "load_best_model_at_end needs --save_strategy and"),
+        ({"weight_decay": math.nan}, "weight_decay nan must be 0 or more, and finite in float32"),
+        ({"dataloader_in_order": False}, "dataloader_in_order False: batches would come in ano"),
+        ({"warmup_steps": 2}, "warmup_steps 2 has no effect on a constant learning rate; give"),
+        ({"lr_scheduler_kwargs": {"a": 1}}, "lr_scheduler_kwargs {'a': 1} has no effect on a co"),
         ({"fsdp": "full_shard"}, "two gradients have to meet before they are combined"),
     ],
 )
@@ -57,6 +61,7 @@ def test_training_and_unlearning_refuse(settings, message):
         (GOAL | {"goal": "loss", "target_forget_loss": None}, "the goal loss needs --target"),
         (GOAL | {"target_share": 1.5}, "target_share 1.5 must be a share in (0, 1]"),
         (GOAL | {"lr_scheduler_type": "cosin"}, "lr_scheduler_type 'cosin' is unknown; did"),
+        (GOAL | {"optim": "sgd"}, "optim sgd does not go with a run by goal (auto), whose rates"),
         (GOAL | {"method": "gdiff"}, "method gdiff does not go with a run by goal"),
         (LASTING | {"forget_objective": "npo"}, "forget_objective npo does not go with --lasting"),
         (
@@ -182,6 +187,13 @@ def test_a_run_by_goal_has_a_budget_and_a_lasting_one_bounds_what_it_raises():
     assert UnlearnConfig("unused", auto=True, eval_strategy="epoch").eval_strategy == "epoch"
     assert (config.max_retain_increase, config.forget_objective) == (0.02, "bounded")
     assert (config.constraint_mode, config.stopping) == ("relative", "off")
+    asked = {
+        "warmup_steps": 3,
+        "lr_scheduler_kwargs": {"min_lr": 1.0},
+        "lr_scheduler_type": "cosine",
+    }
+    by_goal = UnlearnConfig("unused", auto=True, **asked)
+    assert asked.keys() < config_module.without_effect(by_goal), "they are named as such"
     config = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff", max_grad_norm=0.0)
     assert (config.max_retain_increase, config.forget_objective) == (None, "bounded")
     assert (config.check_steps, config.clip_norm) == (0, None), "a norm of 0 means no clipping"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hamu import UnlearnConfig
+from hamu import HamuError, UnlearnConfig
 from hamu.data import ImageData, UnlearningData
 from hamu.files import LAYERS
 from hamu.models.classifiers import new_classifier
@@ -41,6 +41,26 @@ def test_training_of_the_original_shows_its_bar_unless_told_not_to(tmp_path, dat
         args = TrainConfig(output_dir=str(tmp_path), max_steps=1, disable_tqdm=quiet)
         train_original(new_classifier("resnet8", data, [0.5], [0.5]), data, args)
         assert bool("".join(capfd.readouterr())) is not quiet
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"dataloader_drop_last": True, "per_device_train_batch_size": 25},
+            "dataloader_drop_last leaves no batch of 25 of 24 records; leave it out, or give a sm",
+        ),
+        ({"train_sampling_strategy": "group_by_length"}, "goes by lengths, which images have none"),
+        ({"label_smoothing_factor": 1.0}, r"label_smoothing_factor 1.0 must be in \[0, 1\)"),
+    ],
+)
+def test_the_original_is_not_trained_by_what_would_train_nothing(tmp_path, data, settings, message):
+    def train():
+        args = TrainConfig(output_dir=str(tmp_path), max_steps=2, **settings)
+        train_original(nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), data, args)
+
+    with pytest.raises(HamuError, match=message):
+        train()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from transformers import default_data_collator
 
 from hamu import HamuError
-from hamu.data import batch_of, forget_rows, pixel_statistics, read_images, read_text
+from hamu.data import batch_of, collate, forget_rows, pixel_statistics, read_images, read_text
 from hamu.data.images import has_test_split
 from hamu.models import load_classifier
 from hamu.models.language import load_language_model
@@ -367,10 +367,14 @@ def test_a_name_of_the_hub_has_configuration_and_split(source, asked, monkeypatc
     assert torch.equal(read_images(source).pixels, read_images(str(parquet)).pixels)
 
 
-def test_a_batch_that_is_fetched_whole_goes_past_a_collator_of_items(parquet):
-    data = read_images(str(parquet))
-    batch = batch_of(data, [2, 0], default_data_collator)
-    assert batch["labels"].tolist() == data.labels[[2, 0]].tolist()
+def test_a_batch_is_fetched_whole_but_for_a_collator_of_ones_own(parquet):
+    data, given = read_images(str(parquet)), []
+    fetched = batch_of(data, [2, 0], collate)
+    found = batch_of(
+        data, [2, 0], lambda items: given.extend(items) or default_data_collator(items)
+    )
+    assert len(given) == 2
+    assert all(torch.equal(fetched[name], found[name]) for name in fetched)
     assert batch_of("abc", [2, 0], list) == ["c", "a"]
 
 

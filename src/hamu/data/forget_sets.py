@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from hamu.core.gram import SIDES
+from hamu.data import text
 from hamu.data.images import ImageData
 from hamu.data.text import TextData, TextRecords, column_names, normal
 from hamu.errors import HamuError, counted, reading
@@ -241,9 +242,11 @@ def parse_rows(value: str) -> list[int]:
 
 
 def batch_of(data: Any, positions: Sequence[int], collate: Callable[[list[Any]], Any]) -> Any:
-    """These records as a batch; one that the data set fetches whole stays as it is."""
+    """These records as a batch; the default collators leave one that the set fetches whole."""
     fetch = getattr(data, "__getitems__", None)
     items = fetch(positions) if fetch else [data[i] for i in positions]
+    if isinstance(items, Mapping) and collate not in (list, text.collate):
+        items = [data[i] for i in positions]
     return items if isinstance(items, Mapping) else collate(items)
 
 
@@ -296,7 +299,8 @@ class PairedDataset(Dataset[dict[str, Any]]):
     Args:
         retain: the data that stay; their number is the length of an epoch, whatever the sides.
         forget: the data that must go.
-        collate: makes a side's batch of a list of its items; one fetched whole stays as it is.
+        collate: makes a side's batch of a list of its items; one's own gets that also of a set
+            that fetches a batch whole.
         sides: of "retain", "forget" and "alternative"; the last are other answers to the forget
             records, from the data set `forget.alternatives`.
         seed: seed of every order.

@@ -77,7 +77,8 @@ _NAMES_BY_REASON = {
     "restore_callback_states_from_checkpoint save_only_model enable_jit_checkpoint",
     "a job chooses it": "auto_find_batch_size length_column_name remove_unused_columns label_names "
     "include_for_metrics use_liger_kernel liger_kernel_config neftune_noise_alpha debug log_level "
-    "log_level_replica logging_dir do_train do_eval do_predict local_rank batch_eval_metrics",
+    "log_level_replica logging_dir do_train do_eval do_predict local_rank batch_eval_metrics "
+    "include_num_input_tokens_seen",
 }
 REFUSED = {name: why for why, names in _NAMES_BY_REASON.items() for name in names.split()}
 

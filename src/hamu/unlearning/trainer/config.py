@@ -40,8 +40,8 @@ _METHOD_FIELDS = (
 )
 _STOPPING_FIELDS = ("stopping", "stopping_margin", "stopping_patience", "stopping_window")
 _SET_BY_GOAL = (
-    *("learning_rate", "lr_scheduler_type", "warmup_steps", "constraint", "constraint_mode"),
-    *("on_infeasible", "stopping_records", *_STOPPING_FIELDS),
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+    *("constraint", "constraint_mode", "on_infeasible", "stopping_records", *_STOPPING_FIELDS),
 )
 _LOWER_IS_BETTER = ("retain_loss", "test_loss", "forget_accuracy")
 # Settings of transformers that a step or an evaluation of unlearning has no place for.
@@ -94,7 +94,7 @@ _POSITIVE = (
 )
 _REST = (
     *("max_grad_norm", "warmup_steps", "dataloader_num_workers", "eval_delay"),
-    *("check_steps", "stopping_records", "max_retain_increase"),
+    *("check_steps", "stopping_records", "max_retain_increase", "weight_decay"),
 )
 
 
@@ -159,6 +159,7 @@ class TrainConfig(TrainingArguments):
             f"load_best_model_at_end needs --save_strategy and --eval_strategy alike, steps or "
             f"epoch; they are {self.save_strategy} and {self.eval_strategy}",
         )
+        self._check_loading_and_schedule()
         self._check_launcher()
         # transformers refuses bf16 else; Apple's accelerator has no float64, as every Gram needs
         self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
@@ -188,6 +189,23 @@ class TrainConfig(TrainingArguments):
             self._n_gpu = 1
         # transformers adds one by itself where its environment has another
         self.report_to = trackers  # type: ignore[assignment]
+
+    def _check_loading_and_schedule(self) -> None:
+        """Check what transformers would take, and leave without effect or without a repetition."""
+        smoothing, by_goal = self.label_smoothing_factor, getattr(self, "auto", False)
+        _check(0 <= smoothing < 1, f"label_smoothing_factor {smoothing} must be in [0, 1)")
+        _check(
+            self.dataloader_in_order,
+            "dataloader_in_order False: batches would come in another order each time, and in a "
+            "resumed run; leave it out",
+        )
+        for name in ("warmup_steps", "lr_scheduler_kwargs"):
+            value = getattr(self, name)
+            _check(
+                not value or self.lr_scheduler_type != "constant" or by_goal,
+                f"{name} {value} has no effect on a constant learning rate; give "
+                f"--lr_scheduler_type constant_with_warmup or another, or leave it out",
+            )
 
     def _check_launcher(self) -> None:
         """Check what accelerate launch was given, which bypasses settings and record."""
@@ -464,8 +482,12 @@ class UnlearnConfig(TrainConfig):
         self.forget_objective, self.constraint_mode, self.constraint = "bounded", "relative", 0.5
         self.stopping, self.on_infeasible, self.lr_scheduler_type = "off", "clamp", "constant"
         self.check_steps = self.check_steps or 0
-        if self.optim in (None, "sgd"):  # its rates are Adam's
-            self.optim = "adamw_torch"
+        _check(
+            self.optim != "sgd",
+            "optim sgd does not go with a run by goal (auto), whose rates are Adam's; give "
+            "--optim adamw_torch, or leave it out",
+        )
+        self.optim = self.optim or "adamw_torch"
         self.eval_strategy = self.eval_strategy or "no"  # the controller measures
 
     @property

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Sampler
 from transformers import (
+    EarlyStoppingCallback,
     EvalPrediction,
     PreTrainedModel,
     Trainer,
@@ -245,7 +246,10 @@ class ResumableTrainer(Trainer):
         self.before_saving: Callable[[], Any] = lambda: None
         self.checkpoints = Checkpoints(str(args.output_dir))
         super().__init__(model, args, **kwargs)
-        stand_between(self, kwargs.get("callbacks") or [])
+        callbacks = kwargs.get("callbacks") or []
+        if any(isinstance(one, EarlyStoppingCallback) for one in callbacks):
+            _check_each_is_saved(args)
+        stand_between(self, callbacks)
 
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any
@@ -265,6 +269,11 @@ class ResumableTrainer(Trainer):
             checkpoint = self.checkpoints.newest(required=checkpoint is True)
         elif checkpoint and not Path(checkpoint).is_dir():
             raise HamuError(f"there is no checkpoint {checkpoint}; check the path")
+        elif checkpoint and (inside := Checkpoints(checkpoint)._found()):
+            raise HamuError(
+                f"{checkpoint} holds checkpoints and is none; give one: the newest is "
+                f"{inside[-1][1]}"
+            )
         elif checkpoint and (damaged := damage_of(Path(checkpoint))):
             raise HamuError(
                 f"the checkpoint {checkpoint} is damaged: {damaged}; resume from an older one"
@@ -279,13 +288,17 @@ class ResumableTrainer(Trainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Make the optimizer; a library's refusal names the option."""
         name = getattr(self.args.optim, "value", self.args.optim)
-        with reading(f"the optimizer {name} cannot be made", "; choose another --optim"):
+        with reading(
+            f"the optimizer {name} cannot be made",
+            "; correct --optim_args, or choose another --optim",
+        ):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Make the schedule; a library's refusal names the option."""
         name = getattr(self.args.lr_scheduler_type, "value", self.args.lr_scheduler_type)
-        with reading(f"the schedule {name} cannot be made", "; choose another --lr_scheduler_type"):
+        remedy = "; give its --lr_scheduler_kwargs, or choose another --lr_scheduler_type"
+        with reading(f"the schedule {name} cannot be made", remedy):
             return super().create_scheduler(*args, **kwargs)
 
     @property
@@ -469,6 +482,18 @@ class ResumableTrainer(Trainer):
             super()._load_rng_state(checkpoint)
 
 
+def _check_each_is_saved(args: Any) -> None:
+    """Check that a state which patience is counted from can be the best, see above."""
+    is_alike = args.save_strategy == args.eval_strategy and (
+        args.save_strategy != SaveStrategy.STEPS or args.save_steps == args.eval_steps
+    )
+    if args.save_strategy not in _EACH_MAY_BE_BEST and not is_alike:
+        raise HamuError(
+            "early stopping goes by the best state that was saved; set save_strategy and "
+            "save_steps as eval_strategy and eval_steps, or save_strategy to best or no"
+        )
+
+
 def _restoring(checkpoint: object) -> AbstractContextManager[None]:
     # one that is whole, but of another model or version
     return reading(f"the checkpoint {checkpoint} cannot be restored", "; resume from an older one")
@@ -514,6 +539,17 @@ def train_original(
     set_up_layers(model, args, channels_last=args.channels_last)
     of_texts = is_text(data)
     args.settle_batch_sizes(is_text=of_texts)
+    batch, records = args.per_device_train_batch_size * world_size(), len(data)  # type: ignore[arg-type]
+    if args.dataloader_drop_last and records < batch:
+        raise HamuError(
+            f"dataloader_drop_last leaves no batch of {batch} of {records} records; leave it out, "
+            f"or give a smaller --per_device_train_batch_size"
+        )
+    if not of_texts and args.train_sampling_strategy not in ("random", "sequential"):
+        raise HamuError(
+            f"train_sampling_strategy {args.train_sampling_strategy} goes by lengths, which images "
+            f"have none of; leave it out"
+        )
     if evaluates and args.metric_for_best_model is not None:
         check_is_measured(
             args.metric_for_best_model, ["loss"] if of_texts else ["loss", "accuracy"]
