@@ -13,6 +13,8 @@ from run_files import read, read_rows, report_in, run, write_rows
 from safetensors.torch import load_file
 
 from hamu.data import read_text
+from hamu.evaluation import membership
+from hamu.evaluation.membership import attacker_words
 from hamu.models.language import load_language_model, new_tokenizer
 from hamu.unlearning.jobs import tasks
 
@@ -88,6 +90,8 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, mon
     assert "retain set" not in out
     wrong = "--forget_perturbed retain_perturbed.jsonl --retain_perturbed forget_perturbed.jsonl"
     small = "--generate 0 --max_length 96 --output_dir wrong"
+    monkeypatch.setattr(membership, "_TELLING", 0.0)
+    monkeypatch.setattr(membership, "_ENOUGH", 1)
     assert run(f"evaluate {FORGET} --model {TRAINED} {wrong} {small}") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
@@ -96,6 +100,10 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, mon
     away = f"{len(ours)} of {len(ours) + 2} answers of forget_perturbed.jsonl are not in the retain"
     assert away in said
     assert report_in("wrong")["tofu"]["retain"]["records"] == 2
+    attacker = attacker_words(report_in("wrong"))
+    assert attacker.startswith("an attacker tells its records from unseen ones (by ")
+    assert attacker in said
+    assert "an attacker" not in out, "where no figure is so high"
 
 
 def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapter, capsys):
@@ -282,8 +290,10 @@ def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(
     assert not (tmp_path / "full").exists()
 
 
-def test_a_model_that_was_unlearned_before_is_named_as_such(adapter, capsys):
+def test_a_model_that_was_unlearned_before_is_named_as_such(adapter, capsys, monkeypatch):
     """Else the records that it forgot are learned again without a word."""
+    monkeypatch.setattr(membership, "_TELLING", 0.0)
+    monkeypatch.setattr(membership, "_ENOUGH", 1)
     again = "was unlearned before: give what it forgot in the forget set again"
     for model, is_so in ((f"{adapter}/model", True), (f"{adapter}/merged", True), (TRAINED, False)):
         options = f"{FORGET} --model {model} {STRONG} {FEW} --overwrite"
@@ -291,6 +301,9 @@ def test_a_model_that_was_unlearned_before_is_named_as_such(adapter, capsys):
         out = " ".join(capsys.readouterr().out.split())
         assert (f"{model} {again}" in out) == is_so
         assert "records of a filter" in out
+    attacker = attacker_words(report_in("again")["after"])
+    assert attacker
+    assert attacker in out
 
 
 def test_answers_before_the_last_message_are_counted_where_they_count_for_nothing(capsys):

@@ -1,6 +1,7 @@
 """Language models and adapters: what is loaded, saved and merged, and what is refused."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -124,6 +125,12 @@ def test_a_model_is_saved_with_its_own_use_of_a_cache(used, tmp_path):
             "cannot be loaded: .*size mismatch for .*lora_A.*; if token",
         ),
         ("adapter", ADAPTER, {"base_model_name_or_path": "a/b"}, "base model 'a/b', which is not"),
+        (
+            "adapter",
+            ADAPTER,
+            {"peft_type": "PREFIX_TUNING"},
+            "is of type PREFIX_TUNING, which leav",
+        ),
         ("adapter", None, {}, r"adapter lacks .*lora_A\S+; start from a whole copy"),
     ],
 )
@@ -137,6 +144,14 @@ def test_what_cannot_be_loaded_is_named(source, file, values, message):
         change_json(file, **values)
     with pytest.raises(HamuError, match=message):
         load_language_model(source)
+
+
+@pytest.mark.usefixtures("saved")
+def test_an_adapter_beside_another_is_named(caplog):
+    shutil.copytree("adapter", "adapter/user7", ignore=shutil.ignore_patterns("user7"))
+    load_language_model("adapter")
+    expected = f"the adapter in {Path('adapter/user7').resolve()} is not used; name that folder for"
+    assert caplog.messages[-1].startswith(expected)
 
 
 def test_an_adapter_of_a_base_of_the_hub_names_it_as_the_hub_does(saved, monkeypatch):

@@ -110,12 +110,14 @@ def test_other_answers_are_a_record_each_and_alternatives_one_for_each(texts, tm
     assert [record.answer for record in wrong.records] == [" Bob.", " Cy.", " No."]
     assert wrong.rows.tolist() == [0, 0, 1]
     assert {answer for _, answer in pairs(texts.alternatives())} == {" I don't know."}
-    with pytest.raises(HamuError, match=r"needs .* one text in --alternative_column"):
+    with pytest.raises(
+        HamuError, match=r"perturbed_answer has 3 texts for 2 records of .*a\.jsonl"
+    ):
         texts.alternatives("perturbed_answer")
     talk = read_text(saved(tmp_path / "b.jsonl", [{"messages": DIALOGUE, "other": "hum"}]))
     (record,) = talk.alternatives("other").records
     assert record.messages == (DIALOGUE[0], {"role": "assistant", "content": "hum"})
-    with pytest.raises(HamuError, match=r"needs a prompt in each record of .*c\.jsonl"):
+    with pytest.raises(HamuError, match=r"row 0 of .*c\.jsonl has no prompt, which another"):
         read_text(saved(tmp_path / "c.jsonl", [{"text": "all of it"}])).alternatives()
 
 

@@ -26,7 +26,7 @@ from hamu.unlearning.jobs.options import NOT_TAKEN, SHOWN, TYPES
 from hamu.unlearning.jobs.settings import Parser, parser_of
 from hamu.unlearning.record.verify import TOLERANCE
 
-_MANY = 64  # retain records that a rate is better suggested by
+_MANY, _FEW = 64, 16  # retain records that a rate is better suggested by, or at all
 _WORDS = {True: "holds", False: "does not hold", None: "cannot be checked"}
 
 
@@ -213,7 +213,8 @@ def _curvature(found: Assessment) -> Iterator[tuple[str, str]]:
     """Names and values of what was measured of second order."""
     curvature, second = found.curvature, found.second_order
     if curvature is None or second is None:
-        yield "curvature: not measured; see --curvature_samples", ""
+        few = min(_FEW, found.records["retain"])
+        yield f"curvature: not measured, so no rate suggested; --curvature_samples {few}", ""
         return
     of = f"{found.curvature_samples:,} of {found.records['retain']:,} records"
     yield f"λ_max of the retain loss, {of}", f"{curvature.largest:.4g}"

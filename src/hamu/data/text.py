@@ -162,10 +162,17 @@ class TextRecords:
     def alternatives(self, column: str | None = None) -> TextRecords:
         """Return the same prompts with one other answer each: of a column, or REFUSAL."""
         others = self if column is None else self.answering(column)
-        if len(others) != len(self) or not all(r.prompt.strip() for r in self.records):
+        if len(others) != len(self):
             raise HamuError(
-                f"another answer needs a prompt in each record of {self.source}, and one text in "
-                f"--alternative_column if that is given"
+                f"--alternative_column {column} has {len(others)} texts for {len(self)} records of "
+                f"{self.source}; name a column with one for each"
+            )
+        bare = [row for row, r in zip(self.rows.tolist(), self.records, strict=True)
+                if not r.prompt.strip()]  # fmt: skip
+        if bare:
+            raise HamuError(
+                f"row {bare[0]} of {self.source} has no prompt, which another answer needs; leave "
+                f"plain text to other objectives"
             )
         if column is None:
             others = replace(self, records=tuple(r.answering(REFUSAL) for r in self.records))

@@ -26,6 +26,7 @@ FEWEST = 5  # records on each side, and folds
 _SMALLEST_SPREAD = 1e-3  # below it one token has all of the probability, within float32
 _FALSE_POSITIVES = 0.01  # rate at which `AttackScores.tpr` counts the true positives
 _GAMMA = 2.0  # RMIA's threshold of the likelihood ratio
+_TELLING, _ENOUGH = 0.4, 10  # of an AUC; records, for which chance is a third of that
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,26 @@ def auc_of(report: Mapping[str, Any]) -> float | None:
     inference = report.get("membership_inference") or {}
     found = inference.get("auc", inference.get("min_k"))
     return None if found is None else float(found)
+
+
+def attacker_words(report: Mapping[str, Any]) -> str:
+    """Name the attack that tells the forget records from unseen ones almost surely; "" for none.
+
+    Where there is a retain model its AUC is the right one, not 0.5.
+    """
+    theirs = (report.get("retain_model") or {}).get("membership_inference") or {}
+    found = {
+        name: auc - (0.5 if theirs.get(name) is None else theirs[name])
+        for name, auc in (report.get("membership_inference") or {}).items()
+        if name not in ("accuracy", "samples") and auc is not None
+    }
+    count = report["forget"].get("records") or report["forget"].get("samples") or 0
+    name = max(found, key=lambda one: abs(found[one]), default=None)
+    if name is None or count < _ENOUGH or abs(found[name]) < _TELLING:
+        return ""
+    attack = "losses" if name == "auc" else name.replace("_", " ")
+    auc = report["membership_inference"][name]
+    return f"an attacker tells its records from unseen ones (by {attack}, AUC {auc:.2f})"
 
 
 def text_membership(

@@ -51,6 +51,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 ALL_LINEAR = "all-linear"  # PEFT's word for all but the head, which stands alone
 # with a kernel that reads the weights of out_proj past any adapter; as in PEFT
 _MAMBA = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+_OF_PROMPTS = ("PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING", "CPT")
 _WORTH_A_WARNING = 0.01  # of the weights of layers
 _logger = logging.getLogger(__name__)
 
@@ -209,6 +210,14 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
     # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen
     if not is_of_hub(source) and not (Path(where) / ADAPTER_WEIGHTS).is_file():
         raise no_safetensors(f"the adapter {source}")
+    settings = saved_adapter(source) or {}
+    if settings.get("peft_type") in _OF_PROMPTS:
+        raise HamuError(
+            f"the adapter {source} is of type {settings['peft_type']}, which leaves the model as "
+            f"it is; unlearn with the whole model, or with an adapter of its layers, such as LoRA"
+        )
+    for other in sorted(Path(where).glob(f"*/{ADAPTER_CONFIG}")) if is_main() else ():
+        _logger.warning("the adapter in %s is not used; name that folder for it", other.parent)
     remedy = (
         "; if tokens were added before it was trained, resize the embeddings of its base model too "
         "(resize_token_embeddings), save that, and name it with --base_model"

@@ -22,7 +22,7 @@ import hamu
 from hamu.errors import counted
 from hamu.evaluation.attacks import AttackResult
 from hamu.evaluation.gains import Gains, gains_of
-from hamu.evaluation.membership import auc_of
+from hamu.evaluation.membership import attacker_words, auc_of
 from hamu.report import charts, tables
 from hamu.report.pictures import looks_of
 from hamu.report.run import (
@@ -46,7 +46,6 @@ MARK = '<meta name="generator" content="hamu report">'  # identifies a file as a
 _TITLES = {"forget": "To be forgotten", "retain": "To be kept", "test": "Never trained on"}
 _QUANTILES = ("min", "q25", "median", "q75", "max")
 _LARGEST = 96  # pixels of a picture
-_TELLING, _ENOUGH = 0.4, 10  # of an AUC; records, for which chance is a third of that
 _NO_CHANGE = 1e-3  # in nats, and as a share of records
 
 
@@ -89,31 +88,11 @@ def verdict(run: Run) -> Verdict:
         tested = "is open" if run.attack else tested
         said, tone = found.headline, "mixed"
         headline = f"By its losses {said[0].lower()}{said[1:]}; whether it lasts {tested}"
-    if told := _told_apart(run.evaluation["after"]):
+    if told := attacker_words(run.evaluation["after"]):
         headline, tone = f"{headline}; {told}", "mixed" if tone == "good" else tone
     if goal and goal["budget"] is not None and not goal["reached"]:
         return Verdict(f"{headline}; its goal is not reached", "mixed")
     return Verdict(headline, tone)
-
-
-def _told_apart(after: Mapping[str, Any]) -> str:
-    """Say which attack tells the forget records from unseen ones almost surely, "" if none does.
-
-    Where there is a retain model its AUC is the right one, not 0.5.
-    """
-    theirs = (after.get("retain_model") or {}).get("membership_inference") or {}
-    found = {
-        name: auc - (0.5 if theirs.get(name) is None else theirs[name])
-        for name, auc in (after.get("membership_inference") or {}).items()
-        if name not in ("accuracy", "samples") and auc is not None
-    }
-    count = after["forget"].get("records") or after["forget"].get("samples") or 0
-    name = max(found, key=lambda one: abs(found[one]), default=None)
-    if name is None or count < _ENOUGH or abs(found[name]) < _TELLING:
-        return ""
-    attack = "losses" if name == "auc" else name.replace("_", " ")
-    auc = after["membership_inference"][name]
-    return f"an attacker tells its records from unseen ones (by {attack}, AUC {auc:.2f})"
 
 
 def _forgotten(run: Run) -> Verdict:

@@ -22,6 +22,7 @@ from hamu.errors import HamuError
 from hamu.evaluation import attacks, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.answers import PERTURBED
 from hamu.evaluation.attacks import AttackData, AttackResult, AttackSettings, Kind, attack_each
+from hamu.evaluation.membership import attacker_words
 from hamu.evaluation.memorization import gibberish, knowmem
 from hamu.evaluation.reports import open_unlearning
 from hamu.files import MINIATURE
@@ -155,6 +156,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
             others = {"original": original, "retain_model": reference}
             report["goal"] = goal_report(goal, predictions, **others)
             lines = goal_lines(report["goal"])
+        lines += filter(None, [attacker_words(report)])
         attacked = None
         # first what is known, whatever becomes of what takes longer
         folder.write_json(files.EVALUATION, report)

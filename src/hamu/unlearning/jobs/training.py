@@ -19,6 +19,7 @@ from hamu.core.distributed import from_main, is_main
 from hamu.core.gram import SIDES
 from hamu.errors import HamuError, Interrupted, handling
 from hamu.evaluation import build_metrics
+from hamu.evaluation.membership import attacker_words
 from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MERGED, MODEL, RECORD, file_digest, read_json
 from hamu.models import first_not_finite, storage
@@ -310,7 +311,7 @@ def _finish(
             settings=recorded_settings(task.settings),
             inputs=inputs,
         )
-    lines = tuple(_outcome(trainer, problem))
+    lines = tuple(_outcome(trainer, problem, attacker_words(evaluation["after"])))
     return Unlearned(folder.path, evaluation, merge_failure=failure, lines=lines)
 
 
@@ -335,7 +336,7 @@ def _save(task: Task, folder: RunFolder, model: Any, **card: Any) -> str:
     return ""
 
 
-def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
+def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[str]:
     """Lines on the course of the run, and on what of it was saved."""
     start, end = (set_figures(one) for one in (trainer.start_predictions, trainer.predictions))
     rate, guess = trainer.args.learning_rate, guessing_loss(trainer.predictions, trainer.model)
@@ -371,6 +372,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any) -> Iterator[str]:
         before = f"before the run {goal['before']['forgotten']:,} were"
         lasts = "; whether that lasts: hamu attack" if goal["after"]["forgotten"] else ""
         yield f"{forgotten_words(goal)}; {before}{lasts}"
+    if attacker:
+        yield attacker
     if cut := cut_records(problem.forget):
         yield f"{cut_words(cut, len(problem.forget))}; --max_length sets what it reads"
     if trainer.promise is not None and trainer.pair.method.constrained is not None:
