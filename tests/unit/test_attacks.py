@@ -223,6 +223,22 @@ def result_of(kind, **curves):
         ("image", {"unlearned": (0.95, 0.97), "original": (0.98, 0.98)}, None),
         ("image", {"unlearned": (0.95, 0.97)}, None),
         ("image", {"unlearned": (0.95, 0.97), "retrained": (0.95, 0.96)}, True),
+        # retrained with another seed, it generalises to others of them; nothing comes back
+        (
+            "image",
+            {"unlearned": (0.7, 0.62), "original": (1.0, 1.0), "retrained": (0.47, 0.47)},
+            True,
+        ),
+        (
+            "image",
+            {"unlearned": (0.7, 0.85), "original": (1.0, 1.0), "retrained": (0.47, 0.47)},
+            False,
+        ),
+        (
+            "image",
+            {"unlearned": (0.95, 0.96), "original": (1.0, 1.0), "retrained": (0.4, 0.4)},
+            False,
+        ),
         # after 20 steps, though not after 40
         ("image", {"unlearned": (0.0, 0.27, 0.0), "original": (0.98, 0.41, 0.01)}, False),
         # the original would pass, too

@@ -233,7 +233,10 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
             return back if is_text else (back - start) / forgotten
         if is_text and ours.mean("loss", steps) >= retrained.mean("loss", steps):
             return 0.0
-        return back - max(0.0, _given_back(result, RETRAINED, steps))
+        more = back - max(0.0, _given_back(result, RETRAINED, steps))
+        # of images that were never gone, as those that a model generalises to, none comes back
+        is_ours = not is_text and role == UNLEARNED and forgotten >= _MARGIN
+        return min(more, back - start) if is_ours else more
 
     most = _MARGIN + 1e-9
     judged = [steps for steps in reversed(ours.at) if 0 < steps <= _AT_MOST]
