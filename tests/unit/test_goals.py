@@ -253,6 +253,17 @@ def test_a_goal_that_compares_with_few_unseen_records_says_so():
         assert doubts(goal, one) == [], "compares with no unseen records"
 
 
+def test_a_count_by_losses_that_rose_for_unseen_records_too_says_so():
+    """A model may lose what it knows of a class, and the records still stand out among it."""
+    start = {"test": images([0.1] * 40), "forget": images([0.01] * 9)}
+    for own, words in ((0.2, ""), (4.0, "by this model's own losses on the test data, which rose")):
+        after = {"test": images([own] * 40), "forget": images([0.5] * 9)}
+        found = goal_report(Goal("unseen"), after, original=start, retain_model=None)
+        assert found["after"]["forgotten"] == 9
+        said = [f"{words} too, 0 are"] if words else []
+        assert found["doubts"] == said
+
+
 def test_a_count_that_can_hardly_be_told_says_so_wherever_it_stands():
     few = {"test": images([1.0]), "forget": images([1.0] * 9)}
     found = goal_report(Goal("unseen"), few, original=few, retain_model=None)

@@ -132,7 +132,8 @@ class GoalRun:
             return None
         more: dict[str, Any] = {"lasting": self.lookahead is not None}
         whole = len(self._looks.whole["forget"])  # type: ignore[arg-type]
-        more["doubts"] = doubts(self.goal, self.trainer.predictions["forget"])
+        found = self.trainer.predictions
+        more["doubts"] = doubts(self.goal, found["forget"], found.get("test"))
         more["sampled_from"] = whole if whole > len(standings["after"].losses) else None
         if self.controller is not None:
             more |= {"budget": self.controller.budget, "reached": self.controller.reached}

@@ -365,8 +365,10 @@ def _is_of_gone_class(retain: Any, forget: Any) -> Tensor:
     return torch.empty(0, dtype=torch.bool)
 
 
-def doubts(goal: Goal, forget: AnyPredictions) -> list[str]:
-    """Sentences on a goal that can hardly tell: few unseen records, gone classes, other tokens."""
+def doubts(goal: Goal, forget: AnyPredictions, own_test: AnyPredictions | None = None) -> list[str]:
+    """Sentences on a goal that can hardly tell: few unseen records, gone classes, other tokens, or
+    a model whose own unseen losses (`own_test`) have risen too.
+    """
     test = goal.reference
     tokens = [one.lengths for one in (forget, test) if isinstance(one, TokenPredictions)]
     if goal.kind == "retrained" and len(tokens) == 2 and not torch.equal(*tokens):
@@ -383,7 +385,10 @@ def doubts(goal: Goal, forget: AnyPredictions) -> list[str]:
         own = [int((test.labels == label).sum()) for label in {*forget.labels.tolist()}]
         counts, of = [one or len(test.labels) for one in own], " of a class"
     if min(counts) >= _ENOUGH:
-        return []
+        own_goal = replace(goal, reference=test if own_test is None else own_test)
+        count, of_its_own = (one.standing(forget).count for one in (goal, own_goal))
+        risen = "by this model's own losses on the test data, which rose too"
+        return [f"{risen}, {of_its_own:,} are"] if of_its_own < 0.5 * count else []
     records = counted(min(counts), "unseen records")
     few = f"the goal unseen compares with {records}{of}, which can hardly tell"
     return [f"{few}; give --test_data with at least {_ENOUGH}{of}"]
@@ -397,7 +402,8 @@ def goal_report(
     standing = goal.standing(predictions["forget"])
     unseen = "this model" if original is None else "original model"
     by = {"unseen": unseen, "retrained": "retain model"}
-    more = {"reference": by.get(goal.kind), "doubts": doubts(goal, predictions["forget"])}
+    more: dict[str, Any] = {"reference": by.get(goal.kind)}
+    more["doubts"] = doubts(goal, predictions["forget"], predictions.get("test"))
     return goal.figures(standing, **more)
 
 
