@@ -86,6 +86,12 @@ def test_train_unlearn_evaluate_from_end_to_end(done, tmp_path, few_digits):
         f"{further} --model original/model"
     )
     assert "membership accuracy" in out
+    larger = done(f"evaluate {recipe} --model original/model --image_size 12 --output_dir larger")
+    assert "warning: the model original/model was trained on other records than " in larger
+    assert ", or images of another size, by its inputs.json" in larger
+    assert "was trained on other" not in done(
+        f"evaluate {recipe} --model retrained/model --output_dir of_retrained"
+    )
     again = report_in(tmp_path / "check")["forget"]
     assert again["loss"] == pytest.approx(after["forget"]["loss"], rel=1e-5)
     assert again["per_class_accuracy"].keys() == {"3"}

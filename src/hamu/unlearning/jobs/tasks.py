@@ -4,7 +4,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,20 @@ class Task(ABC):
         retain = set_entries("retain", problem.retain)["retain set"]
         return digests_in(read_inputs(folder).get("training set")) != digests_in(retain)
 
+    def _check_was_trained_on(self, read: Any, problem: Problem) -> None:
+        """Warn of a model that a run of ours trained neither on what was read nor on its rest."""
+        model, began = Path(str(self.run.model)), None
+        if model.is_dir() and (model.parent / INPUTS).is_file():
+            with suppress(HamuError):  # a damaged file tells nothing
+                began = read_inputs(model.parent).get("training set")
+        both = (set_entries("its", one)["its set"] for one in (read, problem.retain))
+        if began is not None and digests_in(began) not in map(digests_in, both):
+            size = ", or images of another size" * isinstance(problem.retain, ImageData)
+            self.tell(
+                f"warning: the model {model} was trained on other records than {self.data.data}"
+                f"{size}, by its inputs.json"
+            )
+
     def problem(self) -> Problem:
         """Read the training and test data and divide them as the options say.
 
@@ -262,6 +276,7 @@ class Task(ABC):
         ):
             if count:
                 self.tell(f"warning: {count} {said}")
+        self._check_was_trained_on(sets[0], problem)
         return replace(unseen, kept_copies=copies)
 
     def announce(self, problem: Problem, more: str) -> None:
