@@ -41,7 +41,9 @@ def act(word, of):
     if word == "end":
         sys.exit(int(of[0]))
     if word == "raise":
-        raise ImportError("no  such\tthing")
+        error = ImportError("no  such\tthing")
+        error.add_note("in the method own of theirs")
+        raise error
     if word == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if word == "together":
@@ -81,7 +83,7 @@ def test_a_call_that_fails_says_why_in_one_line_and_the_others_go_on(forked):
     assert reasons([
         ("say", "it diverged:\nlower it"), ("kill",), ("end", 3), ("raise",), ("end", 0),
     ]) == {"0": "it diverged: lower it", "1": "killed by SIGKILL", "2": "it ended with exit code 3",
-           "3": "ImportError: no such thing", "4": ""}  # fmt: skip
+           "3": "ImportError: no such thing, in the method own of theirs", "4": ""}  # fmt: skip
 
 
 def test_the_time_of_a_run_leaves_out_its_start_unless_it_was_killed(forked, monkeypatch):

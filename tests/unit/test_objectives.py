@@ -197,13 +197,19 @@ class PerRecord(type(build_objective("cross_entropy"))):
 
 def test_an_objective_that_adds_nothing_up_is_named(monkeypatch):
     losses = SideLosses(nn.Flatten(), {"retain": "cross_entropy", "forget": None})
-    batch = {"pixel_values": torch.ones(2, 1, 3), "labels": torch.zeros(2, dtype=torch.long)}
+    images = torch.ones(2, 1, 3, requires_grad=True)
+    batch = {"pixel_values": images, "labels": torch.zeros(2, dtype=torch.long)}
     assert losses.total(nn.Flatten(), "retain", batch)[0].dim() == 0
     monkeypatch.setitem(losses._objectives, "retain", PerRecord())
     with pytest.raises(HamuError, match=r"per_record gave a total of shape \(2,\); add it up"):
         losses.total(nn.Flatten(), "retain", batch)
     monkeypatch.setattr(PerRecord, "total", lambda self, scored, original: 0.5)
     with pytest.raises(HamuError, match=r"per_record gave a total of 0\.5; add it up to a tensor"):
+        losses.total(nn.Flatten(), "retain", batch)
+    monkeypatch.setattr(PerRecord, "total", lambda self, scored, original: torch.tensor(0.5))
+    with pytest.raises(HamuError, match="per_record gave a total without a gradient; compute it"):
+        losses.total(nn.Flatten(), "retain", batch)
+    with torch.no_grad():
         losses.total(nn.Flatten(), "retain", batch)
     monkeypatch.setattr(PerRecord, "total", lambda self, scored, original: {}["x"])
     with pytest.raises(KeyError) as raised:

@@ -91,6 +91,27 @@ def test_a_class_that_is_asked_for_and_cannot_be_had_is_named(package, kind, val
         ASKS[kind](name)
 
 
+OWN = """
+from hamu.core.methods.base import Method
+class Own(Method):
+    name = "own"
+    {}
+    def weigh(self, gram):
+        pass
+"""
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("retain_objective = forget_objective = None", "has neither a retain nor a forget objective"),
+    ("retain_decay = 2.0", r"has retain_decay 2\.0; it must be in \[0, 1\)"),
+])  # fmt: skip
+def test_a_method_without_a_pass_or_with_a_wrong_mean_is_refused(package, tmp_path, line, message):
+    (tmp_path / "their_metrics.py").write_text(OWN.format(line))
+    package(methods={"own": "their_metrics:Own"})
+    with pytest.raises(HamuError, match=f"^own {message}"):
+        build_method("own")
+
+
 def test_a_wrong_setting_of_a_method_of_hamu_is_named_and_no_package():
     with pytest.raises(
         HamuError, match="method gdiff cannot be made with forget_weight 'a': "

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hamu.core.plugins import made, plugins
-from hamu.errors import unknown
+from hamu.errors import HamuError, unknown
 
 if TYPE_CHECKING:
     from hamu.core.methods.base import (
@@ -131,7 +131,12 @@ def build_method(name: str, **settings: Any) -> Method:
         if key not in known:
             raise unknown("setting", key, known)
     own = _settings_of(classes[name])
-    return made("method", classes[name], **{key: settings[key] for key in settings if key in own})
+    method = made("method", classes[name], **{key: settings[key] for key in settings if key in own})
+    if not (method.uses_retain or method.uses_forget):
+        raise HamuError(f"{name} has neither a retain nor a forget objective; name at least one")
+    if not 0 <= method.retain_decay < 1:
+        raise HamuError(f"{name} has retain_decay {method.retain_decay}; it must be in [0, 1)")
+    return method
 
 
 def _settings_of(cls: type[Method]) -> list[str]:

@@ -165,7 +165,8 @@ def _run(
     except HamuError as error:
         code, reason = 2, str(error)
     except Exception as error:
-        code, reason = 2, f"{type(error).__name__}: {first_line(error)}"
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        code, reason = 2, f"{type(error).__name__}: {first_line(error)}{notes}"
     says.send((" ".join(reason.split())[:_LONGEST], time.monotonic() - begin))
     sys.exit(code)
 

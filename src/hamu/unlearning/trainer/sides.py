@@ -134,6 +134,11 @@ class SideLosses:
                 f"the objective {objective.name} gave a total of {shape}; add it up to a tensor "
                 f"without dimensions"
             )
+        if torch.is_grad_enabled() and not total.requires_grad:
+            raise HamuError(
+                f"the objective {objective.name} gave a total without a gradient; compute it from "
+                f"scored.logits, without detach() or item()"
+            )
         return total, scored
 
     def _scored(
