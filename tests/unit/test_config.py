@@ -9,6 +9,7 @@ import torch
 from transformers.training_args import ParallelMode
 
 from hamu import HamuError, UnlearnConfig
+from hamu.core.distributed import is_main
 from hamu.unlearning.jobs.options import BY_HAND
 from hamu.unlearning.trainer import TrainConfig
 from hamu.unlearning.trainer import config as config_module
@@ -107,6 +108,16 @@ def test_settings_for_another_number_of_processes(monkeypatch, settings, process
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     with pytest.raises(HamuError, match="^" + re.escape(message)):
         args.check_processes()
+
+
+def test_a_rank_of_something_else_leaves_the_only_process_the_main_one(monkeypatch):
+    """As a script may call that of its adapters: nothing would be written."""
+    monkeypatch.setenv("RANK", "16")
+    for count, is_it in (("1", True), ("32", False)):
+        monkeypatch.setenv("WORLD_SIZE", count)
+        assert is_main() == is_it
+    monkeypatch.delenv("WORLD_SIZE")
+    assert is_main()
 
 
 @pytest.mark.parametrize("config", [TrainConfig, UnlearnConfig])

@@ -43,8 +43,10 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Number of this process, from 0."""
-    return dist.get_rank() if _is_on() else int(os.environ.get("RANK", "0"))
+    """Number of this process, from 0; a RANK that no launcher has set counts nothing."""
+    if _is_on():
+        return dist.get_rank()
+    return int(os.environ.get("RANK", "0")) if world_size() > 1 else 0
 
 
 def is_main() -> bool:
