@@ -101,7 +101,7 @@ def test_the_figures_of_tofu_are_measured_where_their_data_are_given(capsys, mon
     assert away in said
     assert report_in("wrong")["tofu"]["retain"]["records"] == 2
     attacker = attacker_words(report_in("wrong"))
-    assert attacker.startswith("an attacker tells its records from unseen ones (by ")
+    assert attacker.startswith("an attacker tells the forget records from unseen ones (by ")
     assert attacker in said
     assert "an attacker" not in out, "where no figure is so high"
 

@@ -105,7 +105,7 @@ OTHER = CALL | {"tool_calls": [{"name": "find", "of": "Bob"}]}
 
 
 def test_conversations_with_the_same_words_are_not_the_same(tmp_path):
-    """What was said is equal in all of these, joined by line breaks."""
+    """All of these are equal by their words alone, joined by line breaks."""
     others = [
         {"messages": [TALK[0], OTHER, TALK[2]]},
         {"messages": [TALK[0] | {"role": "system"}, *TALK[1:]]},

@@ -226,7 +226,7 @@ def test_the_verdict_names_a_successful_attacker(tmp_path, auc, of_retain_model,
         theirs = scores | {"min_k_plus_plus": of_retain_model}
         after["retain_model"] = {"membership_inference": theirs}
     found = verdict(run)
-    told = "; an attacker tells its records from unseen ones (by min k plus plus, AUC "
+    told = "; an attacker tells the forget records from unseen ones (by min k plus plus, AUC "
     told = f"{told}{auc:.2f})" if is_told else ""
     assert found.headline == f"It forgot, {BETTER}; it lasts{told}"
     assert found.tone == ("mixed" if is_told else "good")

@@ -142,7 +142,7 @@ def attacker_words(report: Mapping[str, Any]) -> str:
         return ""
     attack = "losses" if name == "auc" else name.replace("_", " ")
     auc = report["membership_inference"][name]
-    return f"an attacker tells its records from unseen ones (by {attack}, AUC {auc:.2f})"
+    return f"an attacker tells the forget records from unseen ones (by {attack}, AUC {auc:.2f})"
 
 
 def text_membership(

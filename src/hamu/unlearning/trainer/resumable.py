@@ -483,7 +483,7 @@ class ResumableTrainer(Trainer):
 
 
 def _check_each_is_saved(args: Any) -> None:
-    """Check that a state which patience is counted from can be the best, see above."""
+    """Check that each evaluated state can be the best, from which patience counts: it is saved."""
     is_alike = args.save_strategy == args.eval_strategy and (
         args.save_strategy != SaveStrategy.STEPS or args.save_steps == args.eval_steps
     )
