@@ -15,7 +15,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isclose
+from math import inf, isclose
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -332,9 +332,10 @@ def table(parts: Mapping[str, Any]) -> str:
         body = []
         for place, (name, row) in enumerate(ranked(rows), 1):
             levels = first["levels"].get(name, {})
-            further = [
-                "-" if (c := levels.get(str(loss))) is None else f"{c:+.4f}" for loss in LEVELS
-            ]
+            costs = [levels.get(str(loss), inf) for loss in LEVELS]
+            # a state counts at lower levels too, where a jump may have hidden it
+            least = [min(costs[n:]) for n in range(len(costs))]
+            further = ["-" if cost == inf else f"{cost:+.4f}" for cost in least]
             body.append([str(place), name, *_cells(row, ours), *further])
         shown = [n for n in range(len(heads)) if any(cells[n] != "-" for cells in body)]
         marks = ["---" if heads[n] == "entry" else "---:" for n in shown]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -419,6 +420,10 @@ def test_the_page_of_the_league_shows_what_was_measured():
     page = (results / "league.md").read_text(encoding="utf-8").splitlines()
     parts = read(results / "league.json")
     assert {*table(parts).splitlines()} <= {*page}
+    cells = [line.split("|") for line in page if re.match(r"\|\d+\|", line)]
+    levels = [[float(cell) for cell in row[-5:-1] if cell != "-"] for row in cells]
+    assert any(map(len, levels))
+    assert all(costs == sorted(costs) for costs in levels), "a higher loss counts at a lower level"
     found = [row for part in parts.values() for row in part["rows"].values() if row is not None]
     assert {len(row[name]) for row in found for name in ("cost", "relearned")} == {3}, "seeds"
     falcon, rising, ours, half, falling, _ = map(mean, read(results / "falling.json").values())
