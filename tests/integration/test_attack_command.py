@@ -96,7 +96,8 @@ def test_the_report_leaves_out_an_attack_on_others(cli, finished, given, other):
 
 
 def test_evaluate_attacks_too_where_requested(cli, finished):
-    assert cli("evaluate", *IMAGES, "--output_dir", "plain")[0] == 0
+    code, out, _ = cli("evaluate", *IMAGES, "--output_dir", "plain")
+    assert (code, "without effect without --attacks: attack_" in out) == (0, True)
     assert "attack.json" not in names_in(finished / "plain")
     more = ("--attacks", "relearn-few", "--output_dir", "out")
     code, out, err = cli("evaluate", *IMAGES, *more)

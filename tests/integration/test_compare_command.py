@@ -198,20 +198,28 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
     for seed in (1, 2):
         [row] = [one for one in second["runs"] if one["run"] == f"{best}-s{seed}"]
         whole = read(runs / row["run"] / "evaluation.json")
-        found = read(runs / f"{row['run']}-at" / "evaluation.json")
+        state_of = runs / f"{row['run']}-at-{int(row['at_evaluated'])}"
+        found = read(state_of / "evaluation.json")
         assert found["steps_in_model"] == found["steps_taken"], "no earlier one, if better"
         state = found["trajectory"][-1]
         [there] = [one for one in whole["trajectory"] if one["step"] == state["step"]]
         gains = ("eval_forget_gain", "eval_retain_gain")
         assert [state[g] for g in gains] == pytest.approx([there[g] for g in gains])
-        attacked = read(runs / f"{row['run']}-at" / "attack/attack.json")["outcomes"]
+        attacked = read(state_of / "attack/attack.json")["outcomes"]
         figures = attacked["relearn-retain"]["unlearned"]["figures"]
         assert row["relearned"] == figures["recognised"][-1][0]
     assert "relearned" in (runs / "comparison.md").read_text()
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")}
     assert compare(*words, *attacks, "--attack_records", 10)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")} == before
-    assert "not in this table" not in compare(*words)[1], "repeated runs have no settings to name"
+    out = compare(*words, "--constraint", 0.5, "--forget_weight", 0.5, "--attack_steps", 2)[1]
+    assert "not in this table" not in out, "repeated runs have no settings to name"
+    unused = "without effect on these runs: attack_steps, constraint, forget_weight\n"
+    assert unused in out, "no attacks; --trials draws the strengths"
+    assert compare(*words, *attacks, "--at", "forget=2.5")[0] == 0
+    other = {row["run"]: row for row in read(runs / "comparison.json")["runs"]}[f"{best}-s1"]
+    assert other["at_evaluated"] < by_name[f"{best}-s1"]["at_evaluated"]
+    assert other["relearned"] is not None, "of its own state, beside that at the first level"
     calls = []
     monkeypatch.setattr(
         "hamu.unlearning.jobs.comparison.Call",

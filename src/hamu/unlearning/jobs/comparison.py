@@ -1,6 +1,7 @@
 """`hamu.compare`: methods, constraints, learning rates and seeds on one problem."""
 
 import os
+import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,14 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from hamu import files
-from hamu.core.methods import method_classes
+from hamu.core.methods import build_method, method_classes
 from hamu.errors import HamuError, Interrupted, counted, handling
 from hamu.evaluation import AttackSettings, build_metrics
 from hamu.evaluation.gains import Level
 from hamu.files import read_json
 from hamu.report.pictures import plot_comparison
 from hamu.report.tables import csv_table, latex_page, markdown_page
-from hamu.unlearning.compare import Cell, cells, random_cells
+from hamu.unlearning.compare import STRENGTHS, Cell, cells, random_cells
 from hamu.unlearning.compare.children import Call, Children
 from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inputs, trajectory
 from hamu.unlearning.jobs.measure import attacks_on
@@ -27,9 +28,10 @@ from hamu.unlearning.jobs.settings import every_option, settings_of
 from hamu.unlearning.jobs.tasks import choose_task
 from hamu.unlearning.run_folder import MARK, RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
+from hamu.unlearning.trainer.config import unused_settings
 from hamu.unlearning.trainer.logs import silent, task_bar
 
-_STATE = "-at"  # after the name of a run that is repeated up to its state at the level
+_STATE = "-at-"  # then the step to which a run is repeated, for its state at the level
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,9 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     _check_attacks(asked, args, attacks)
     build_metrics()  # a broken one is to cost no run
     methods, seeds = asked.methods or method_classes(), asked.seeds or [args.seed]
-    if asked.trials is not None:
-        grid = random_cells(methods, asked.trials, args.learning_rate, seeds[0])
-    else:
-        rates = asked.learning_rates or [args.learning_rate]
-        grid = cells(methods, asked.constraints or [args.constraint], rates, seeds)
+    grid = _grid(asked, args, methods, seeds)
     task = choose_task(settings, console or silent())
+    task.tell_unused("on these runs", _without_effect(asked, attacks, methods), options)
     begun = (Path(str(args.output_dir), name) for name in (MARK, files.COMPARISON))
     task.run.resume = all(one.is_file() for one in begun)
     folder, problem = task.start()
@@ -112,6 +111,16 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
         return _compared(runs, folder, f"Forgetting {counted(len(problem.forget), task.noun)}")
 
 
+def _grid(
+    asked: CompareOptions, args: UnlearnConfig, methods: Iterable[str], seeds: list[int]
+) -> list[Cell]:
+    """The settings of all runs; of a search the trials, with the first seed."""
+    if asked.trials is not None:
+        return random_cells(methods, asked.trials, args.learning_rate, seeds[0])
+    rates = asked.learning_rates or [args.learning_rate]
+    return cells(methods, asked.constraints or [args.constraint], rates, seeds)
+
+
 def _attack(
     runs: Runs, states: list[Plan], attacks: AttackSettings, children: Children, console: Console
 ) -> None:
@@ -151,15 +160,26 @@ def _check_attacks(asked: CompareOptions, args: UnlearnConfig, attacks: AttackSe
         )
 
 
+def _without_effect(
+    asked: CompareOptions, attacks: AttackSettings, methods: Iterable[str]
+) -> set[str]:
+    """Names of the options that have no effect on any run."""
+    unused = set.intersection(*(unused_settings(build_method(name)) for name in methods))
+    unused |= {"constraints"} if "constraint" in unused else set()
+    unused |= set() if asked.trials is None else {*STRENGTHS}  # which are drawn
+    return unused | (set() if attacks.attacks else {*vars(attacks)})
+
+
 def _states(runs: Runs, plans: Iterable[Plan]) -> list[Plan]:
     """Plans that end at the first evaluated state at the level, of the best settings."""
     steps: Mapping[str, Any] = {row["run"]: row.get("at_evaluated") for row in runs.rows}
     found = []
     for plan in plans:
         if plan.columns["setting"] in runs.best and steps.get(plan.name):
-            end = {"max_steps": int(steps[plan.name]), "load_best_model_at_end": False}
-            settings = {**plan.settings, **end}
-            found.append(_planned(f"{plan.name}{_STATE}", plan.columns, settings, plan.name))
+            step = int(steps[plan.name])
+            settings = {**plan.settings, "max_steps": step, "load_best_model_at_end": False}
+            name = f"{plan.name}{_STATE}{step}"
+            found.append(_planned(name, plan.columns, settings, plan.name))
     return found
 
 
@@ -187,7 +207,7 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
         picture = folder.path / files.COMPARISON_PICTURE
         plot_comparison(drawn, comparison.hypervolumes, picture, title, comparison.level_gain)
     others = {path.parent.name for path in folder.path.glob(f"*/{files.RECORD}")}
-    others -= {name + end for name in finished for end in ("", _STATE)}
+    others = {name for name in others if re.sub(rf"{_STATE}\d+$", "", name) not in finished}
     return Compared(folder.path, comparison, len(finished), len(runs), len(others))
 
 

@@ -138,7 +138,9 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
     named = named_metrics(task, problem, asked)
     tofu = _tofu_sets(task, problem, asked) if isinstance(task, TextTask) else {}
-    attacks = attacks_on(task, problem) if settings.of(AttackSettings).attacks else None
+    of_attacks = settings.of(AttackSettings)
+    attacks = attacks_on(task, problem) if of_attacks.attacks else None
+    task.tell_unused("without --attacks", set() if attacks else {*vars(of_attacks)}, options)
     goal = choose_goal(problem.sets(), asked, has_retain_model=retain_model is not None)
     with folder:
         reference, original, ratios = None, None, None

@@ -174,6 +174,11 @@ class Task(ABC):
             self.console.print(said, soft_wrap=True)
             self._told.add(said)
 
+    def tell_unused(self, where: str, names: set[str], options: Mapping[str, Any]) -> None:
+        """Name those of the options given that have no effect."""
+        if unused := sorted(names & options.keys()):
+            self.tell(f"without effect {where}: {', '.join(unused)}")
+
     def is_built_in(self, model: str) -> bool:
         """True if `hamu train` makes a new model by this name, whatever folder is called so."""
         return re.fullmatch(self.built_in, model) is not None

@@ -219,10 +219,9 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         return Unlearned(place, read_json(place / EVALUATION), was_complete=True)
     build_metrics()  # a broken one is to cost no run
     task = choose_task(settings, console)
-    if unused := sorted(without_effect(args) & options.keys()):
-        where = "by goal" if args.auto else f"with {args.method}"
-        where += " and --lasting" if args.lasting else ""
-        task.tell(f"without effect {where}: {', '.join(unused)}")
+    where = "by goal" if args.auto else f"with {args.method}"
+    where += " and --lasting" if args.lasting else ""
+    task.tell_unused(where, without_effect(args), options)
     folder, problem = task.start()
     task.settle_adapter()
     if (Path(str(run.model)).parent / RECORD).is_file():
