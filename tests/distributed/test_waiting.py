@@ -7,9 +7,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from two_processes import in_two_processes
 
-from hamu import HamuError
+from hamu import HamuError, HamuQ, PairedGradients
 from hamu.core.distributed import check_equal, from_main
 from hamu.unlearning.trainer import resumable
 from hamu.unlearning.trainer.resumable import Checkpoints
@@ -103,3 +104,30 @@ def test_tensors_that_differ_in_any_bits_are_found_and_strides_do_not_count(tmp_
     assert one == two
     for case, answer in one.items():
         assert answer == ("" if case.startswith("nothing") else "other"), case
+
+
+def test_gradients_that_one_process_lacks_are_an_error_in_each(tmp_path):
+    """Of two forward passes DistributedDataParallel sums up the gradient of one alone."""
+
+    def parted(rank):
+        generator = torch.Generator().manual_seed(rank)
+        x, y = torch.randn(2, 6, 5, generator=generator)
+        torch.manual_seed(0)
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 1)))
+        pair, found = PairedGradients(model, HamuQ(0.1, constraint_mode="relative")), []
+        for both_first in (False, True):
+            try:
+                retain = model(x).square().mean()
+                forget = model(y).square().mean() if both_first else None
+                with pair.retain():
+                    retain.backward()
+                with pair.forget():
+                    (model(y).square().mean() if forget is None else forget).backward()
+                found.append(pair.combine().decision)
+            except HamuError as error:
+                found.append(str(error))
+        return found
+
+    for good, bad in in_two_processes(parted, tmp_path):
+        assert good == "step"
+        assert "call the model and backward() for one side before" in bad

@@ -9,10 +9,10 @@ near-collinear or extreme gradients of large tensors need sums in float64).
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from typing import Any, Literal
 
@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hamu.core.combine import back, combine_all, offloaded
-from hamu.core.distributed import Grads, Layout, drained, is_sharded, world_size
+from hamu.core.distributed import (
+    DataParallelLayout,
+    Grads,
+    Layout,
+    drained,
+    is_sharded,
+    world_size,
+)
 from hamu.core.gram import (
     SIDES,
     Blocks,
@@ -41,6 +48,7 @@ Decision = Literal["step", "skip", "stop"]
 Cause = Literal["", "not finite", "infeasible", "out of range", "criterion"]
 _OF_A_STOP = ("demand", "clipped_demand", "free_limit", "some_demand_is_free")
 _OF_MEANS = ("half_life", "steps_per_pass")  # settings of the running means
+_LARGEST_GAP = 1e-3  # between processes that have rounded otherwise, or lack a sum
 OFFLOADS = ("none", "bf16", "cpu")
 
 
@@ -229,9 +237,11 @@ class PairedGradients:
         for frozen in (p for p in model.parameters() if not p.requires_grad):
             frozen.grad = None
         self.block_names, self.block_of = group_blocks(self.names, blocks)
-        layout = Layout
+        layout: Callable[..., Layout] = Layout
         if sharded:
             from hamu.core.distributed.sharded import Sharded as layout  # noqa: N813 loads FSDP2
+        elif world_size() > 1 and any(one.process_group.size() > 1 for one in _wrappers(model)):
+            layout = partial(DataParallelLayout, is_checked=True)
         self.use(layout(self.parameters, self.block_of))
         self._grads: dict[str, Grads] = {}
         self._versions: list[int] = []
@@ -538,6 +548,7 @@ class PairedGradients:
         exact = not self.layout.is_whole or (self._meter.device.type == "cuda" and world_size() > 1)
         raw = self.layout.total(self._meter.measure(retain, forget, exact=exact))
         sent: dict[str, Tensor | None] = {**raw.sums(), "unscale": unscale, "losses": losses}
+        sent["gap"] = self.layout.gap
         if self._population is not None:
             if self.offload_grads == "cpu":  # it reads there what may yet be under way
                 for device in {p.device for p in self.parameters if p.device.type != "cpu"}:
@@ -546,6 +557,12 @@ class PairedGradients:
             if self._population.is_due:
                 sent |= self._population.sums(self.layout.agree)
         found = on_host(sent)
+        if found.get("gap", 0.0) > _LARGEST_GAP:
+            raise HamuError(
+                "the processes have different gradients, as DistributedDataParallel sums up one "
+                "backward pass after each forward pass; call the model and backward() for one side "
+                "before the model is called for the other"
+            )
         gram = raw.like(found)
         if not self._meter.is_exact and (doubtful := self._meter.doubtful(gram, retain, forget)):
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
@@ -665,13 +682,16 @@ def _check_fit(model: nn.Module, method: Method) -> None:
         raise HamuError(
             "the model is wrapped in FullyShardedDataParallel; use fully_shard (FSDP2) instead"
         )
-    wrappers = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
     has_both = method.uses_retain and method.uses_forget
-    if has_both and any(one.gradient_as_bucket_view for one in wrappers):
+    if has_both and any(one.gradient_as_bucket_view for one in _wrappers(model)):
         raise HamuError(
             "both gradients would lie in the buckets of DistributedDataParallel, where the second "
             "overwrites the first; leave gradient_as_bucket_view at False"
         )
+
+
+def _wrappers(model: nn.Module) -> list[DistributedDataParallel]:
+    return [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
 
 
 def _as_text(setting: Any) -> str:

@@ -152,6 +152,7 @@ class Layout:
 
     sides: tuple[str, ...] = SIDES
     is_whole = True
+    gap: Tensor | None = None  # between the Grams of the processes, 0-dim, where they are compared
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
         self.parts, self.block_of = parameters, block_of
@@ -180,8 +181,24 @@ class DataParallelLayout(Layout):
     """Every process holds both whole gradients and takes the sums of the first process.
 
     Other processors, or another number of threads, round sums otherwise; a decision taken by a hair
-    on one process alone would part them.
+    on one process alone would part them. In an own loop (`is_checked`) a process may lack what the
+    others have: DistributedDataParallel sums up one backward pass after each forward pass.
     """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], block_of: Sequence[int], *, is_checked: bool = False
+    ) -> None:
+        super().__init__(parameters, block_of)
+        self._is_checked = is_checked
+
+    def total(self, gram: PairGram) -> PairGram:
+        """Gram of the first process; the norms of another differ by `gap` of their size."""
+        whole = super().total(gram)
+        if self._is_checked:
+            own, first = (torch.stack([g.retain_sq, g.forget_sq]).sum(1) for g in (gram, whole))
+            self.gap = ((own - first).abs() / first).nan_to_num_(0.0, 0.0).max()
+            dist.all_reduce(self.gap, op=dist.ReduceOp.MAX)
+        return whole
 
     def agree(self, numbers: Tensor) -> Tensor:
         """Numbers of the first process."""
