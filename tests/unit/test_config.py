@@ -205,6 +205,13 @@ def test_a_run_by_goal_has_a_budget_and_a_lasting_one_bounds_what_it_raises():
     }
     by_goal = UnlearnConfig("unused", auto=True, **asked)
     assert asked.keys() < config_module.without_effect(by_goal), "they are named as such"
+    for layout in ({"pairing": "split"}, {"shard": True}, {"offload_grads": "bf16"}):
+        for optim in ("sgd", "adamw_torch"):
+            idle = {"stopping_records"} if "offload_grads" not in layout else set()
+            idle |= {"check_steps"} if optim != "sgd" else set()  # both gradients would tell
+            config = UnlearnConfig("unused", optim=optim, **layout)
+            both = {"check_steps", "stopping_records"}
+            assert config_module.without_effect(config) & both == idle
     config = UnlearnConfig(output_dir="unused", lasting=True, method="gdiff", max_grad_norm=0.0)
     assert (config.max_retain_increase, config.forget_objective) == (None, "bounded")
     assert (config.check_steps, config.clip_norm) == (0, None), "a norm of 0 means no clipping"

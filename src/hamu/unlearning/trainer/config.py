@@ -570,9 +570,13 @@ def unused_settings(method: Method) -> set[str]:
 
 
 def without_effect(args: UnlearnConfig) -> set[str]:
-    """Names of the settings that have no effect on a run: of its method, by goal, or lasting."""
+    """Names of the settings without effect on a run: of its method, by goal, lasting, in parts."""
     unused = unused_settings(args.build_method())
     unused |= {*_SET_BY_GOAL} if args.auto else set()
+    is_in_parts = args.shard or args.pairing == "split"
+    unused |= {"stopping_records"} if is_in_parts else set()
+    keeps_none = is_in_parts or args.offload_grads != "none"
+    unused |= {"check_steps"} if keeps_none and args.optim != "sgd" else set()
     return unused | (set(_OF_THE_FORGET_LOSS) if args.lasting else set())
 
 
