@@ -12,6 +12,7 @@ from two_processes import in_two_processes
 
 from hamu import HamuError, HamuQ, PairedGradients
 from hamu.core.distributed import check_equal, from_main
+from hamu.core.distributed.sharded import shard, whole_state
 from hamu.unlearning.trainer import resumable
 from hamu.unlearning.trainer.resumable import Checkpoints
 
@@ -131,3 +132,17 @@ def test_gradients_that_one_process_lacks_are_an_error_in_each(tmp_path):
     for good, bad in in_two_processes(parted, tmp_path):
         assert good == "step"
         assert "call the model and backward() for one side before" in bad
+
+
+def test_tied_weights_of_a_sharded_model_are_gathered_once(tmp_path):
+    def gathered(rank):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        model[1].weight = model[0].weight
+        whole = model[0].weight.detach().clone()
+        shard(model, "cpu")
+        state = whole_state(model)
+        places = {value.data_ptr() for value in state.values()}
+        return len(state), len(places), [torch.equal(value, whole) for value in state.values()]
+
+    assert in_two_processes(gathered, tmp_path) == [(2, 1, [True, True]), (0, 0, [])]

@@ -132,7 +132,7 @@ def _reason(error: Exception) -> str:
     if world_size() > 1 and (of_network or "gloo" in str(error)):
         return (
             f"process {os.environ['RANK']} lost another process of this run, which is named below "
-            f"as the root cause; go on from the last checkpoint with --resume"
+            f"as the root cause; --resume goes on from the last checkpoint, if there is one"
         )
     notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
     return f"{type(error).__name__}: {first_line(error)}{notes} (--debug shows where)"

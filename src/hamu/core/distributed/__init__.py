@@ -39,7 +39,7 @@ BUCKET = 1 << 22  # elements exchanged at once, unless one tensor is larger
 
 def world_size() -> int:
     """Number of processes."""
-    return dist.get_world_size() if _is_on() else int(os.environ.get("WORLD_SIZE", "1"))
+    return dist.get_world_size() if _is_on() else int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def rank() -> int:

@@ -45,10 +45,15 @@ def _gathered(tensor: Tensor) -> Tensor | None:
 
 
 def whole_state(model: nn.Module, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """State dict (of these names) on the main process's CPU, tensor by tensor; collective."""
-    state = model.state_dict()
-    found = {name: _gathered(v) for name, v in state.items() if names is None or name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    """State dict (of these names) on the main process's CPU, tensor by tensor; collective.
+
+    Tied names share one tensor, of which a file then holds one.
+    """
+    state = model.state_dict(keep_vars=True)
+    wanted = {name: v for name, v in state.items() if names is None or name in names}
+    found = {id(v): _gathered(v) for v in {id(v): v for v in wanted.values()}.values()}
+    by_name = {name: found[id(v)] for name, v in wanted.items()}
+    return {name: value for name, value in by_name.items() if value is not None}
 
 
 def whole_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from transformers import set_seed
 
-from hamu.core.distributed import from_main, is_main
+from hamu.core.distributed import from_main, is_main, world_size
 from hamu.core.gram import SIDES
 from hamu.errors import HamuError, Interrupted, handling
 from hamu.evaluation import build_metrics
@@ -180,7 +180,9 @@ def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
         raise Interrupted(_NO_STEP, number)
     step, folder = trainer.state.global_step, shlex.quote(str(trainer.args.output_dir))
     saved = f"step {step} is saved in {trainer.checkpoints.path(step)}"
-    way = f"go on with: hamu {command} --resume --output_dir {folder}"
+    several = world_size() > 1
+    program = f"torchrun --nproc_per_node {world_size()} -m hamu" if several else "hamu"
+    way = f"go on with: {program} {command} --resume --output_dir {folder}"
     raise Interrupted(f"interrupted by {trainer.interrupted_by}; {saved}; {way}", number)
 
 
