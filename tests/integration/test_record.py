@@ -197,7 +197,7 @@ TAMPERED = [
     (tamper_with_figures_wherever_they_stand,
      {FIGURES_AFTER, FORGOTTEN, is_as_left("evaluation.json"), READABLE, STATED}),
     (partial(changed, "record", "goal", "share", by=lambda share: share / 2),
-     {"the goal is reached as its counts say", EVALUATED, READABLE}),
+     {"whether the goal is reached follows from its counts", EVALUATED, READABLE}),
     (tamper_with_a_quantile_a_change_and_an_interval,
      {FORGOTTEN, CHANGE, FIGURES_AFTER, EVALUATED, READABLE}),
     (partial(changed, "record", "statement", by=lambda said: said[:1]), {READABLE, STATED}),

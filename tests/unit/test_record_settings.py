@@ -84,7 +84,17 @@ def test_a_model_card_names_counts_and_figures_but_no_place(tmp_path):
                  "without a certificate", "by min_k, of 2 attacks the one that tells most, AUC: 0.03 after, 0.90 before. At 0.5"):  # fmt: skip
         assert said in card
     assert "jane" not in card
-    reports["after"]["membership_inference"] = {"auc": 0.6}  # of images
+    theirs = {"membership_inference": {"loss": 0.9, "min_k": 0.05}}
+    write_model_card(
+        tmp_path,
+        base="m",
+        **given | {"reports": {"after": reports["after"] | {"retain_model": theirs}}},
+    )
+    said = (
+        "by loss, of 2 attacks the one that tells most, AUC: 0.48 after, 0.90 of the retain model."
+    )
+    assert said.replace("loss", "losses") in (tmp_path / "README.md").read_text()
+    reports["after"]["membership_inference"] = {"auc": 0.6, "accuracy": 0.5}  # of images
     write_model_card(tmp_path, base="m", **given)
     assert "inference by losses, AUC: 0.60 after. At 0.5" in (tmp_path / "README.md").read_text()
 

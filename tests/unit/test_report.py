@@ -175,9 +175,12 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (None, True, float("nan"), 0.0, "The model's losses are not finite", "bad"),
     # the records count, not their mean
     (MOST, True, -0.1, 0.0, FORGOT, "good"),
-    (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, {STAYED}", "mixed"),
+    (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, 0 before, {STAYED}", "mixed"),
+    (goal(18, 19), True, 2.0, 0.0, f"It forgot, 18 before, {STAYED}; it lasts", "good"),
+    (goal(20, 19), True, 2.0, 0.0, "Fewer count as forgotten: 19 of 20 records, 20 before", "open"),
     (goal(3, 2), True, -0.1, 0.0, "It did not forget: 2 of 20 records, 3 before", "bad"),
-    (goal(3, 3), True, 2.0, 0.0, "The forget loss rose, but no more are forgotten: 3 of", "mixed"),
+    (goal(3, 3), True, 2.0, 0.0, "The forget loss rose, but no more are forgotten: 3 of 20 records, "
+     f"3 before, {STAYED}; the rise lasts", "mixed"),
     (goal(19, 19), True, 2.0, 0.0, "Before the run, too, 19 of 20 records counted as fo", "open"),
     (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
     (ALL | {"sampled_from": 90}, True, 1.0, 0.0, "It forgot in a sample of 20 of 90 rec", "good"),
@@ -190,6 +193,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (ALL | {"lasting": True}, "no attack", 1.0, -0.1, f"{BY_LOSSES} was only rehearsed", "mixed"),
     (ALL, None, 1.0, -0.1, f"{BY_LOSSES} is open", "mixed"),
     (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
+    (ALL | {"kind": "erased"}, None, 1.0, 0.0, "By its predictions it forgot", "mixed"),
     (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),
 ])  # fmt: skip
 def test_the_verdict_follows_all_figures(tmp_path, asked, lasts, forget, retain, headline, tone):
@@ -211,25 +215,33 @@ def test_a_model_that_is_worse_than_chance_is_of_no_use_whatever_it_forgot(tmp_p
     assert verdict(run).tone == "bad"
 
 
-@pytest.mark.parametrize(("auc", "of_retain_model", "records", "is_told"), [
-    (0.03, None, 20, True), (0.97, 0.5, 20, True), (0.97, 0.95, 20, False), (0.75, None, 20, False),
-    (0.97, None, 9, False), (None, None, 20, False), (0.0, 0.0, 20, False),
+@pytest.mark.parametrize(("auc", "of_retain_model", "records", "unseen", "told"), [
+    (0.03, None, 20, 20, "attacker"), (0.97, 0.5, 20, 20, "attacker"), (0.97, 0.95, 20, 20, ""),
+    (0.75, None, 20, 20, ""), (0.97, None, 9, 20, ""), (0.97, None, 20, 9, ""),
+    (None, None, 20, 20, ""), (0.0, 0.0, 20, 20, ""), (0.61, 0.19, 20, 20, "AUC"),
 ])  # fmt: skip
-def test_the_verdict_names_a_successful_attacker(tmp_path, auc, of_retain_model, records, is_told):
+def test_the_verdict_names_a_successful_attacker(
+    tmp_path, auc, of_retain_model, records, unseen, told
+):
     run = replace(example_run(tmp_path), attack=LASTING | {"lasts": True})
     settle(run, forget=1.0, retain=-0.1)
     run.evaluation["goal"], after = ALL, run.evaluation["after"]
     scores = {"min_k": 0.5, "min_k_plus_plus": auc}
     after["membership_inference"], after["forget"] = scores, after["forget"] | {"samples": records}
+    after["test"] |= {"samples": unseen}
     after["retain_model"] = None
     if of_retain_model is not None:
         theirs = scores | {"min_k_plus_plus": of_retain_model}
         after["retain_model"] = {"membership_inference": theirs}
     found = verdict(run)
-    told = "; an attacker tells the forget records from unseen ones (by min k plus plus, AUC "
-    told = f"{told}{auc:.2f})" if is_told else ""
-    assert found.headline == f"It forgot, {BETTER}; it lasts{told}"
-    assert found.tone == ("mixed" if is_told else "good")
+    words = {
+        "attacker": "; an attacker tells the forget records from unseen ones (by min k plus plus, "
+        f"AUC {auc})",
+        "AUC": f"; its AUC of membership inference by min k plus plus is {auc}, the retain model's "
+        f"{of_retain_model}",
+    }
+    assert found.headline == f"It forgot, {BETTER}; it lasts{words.get(told, '')}"
+    assert found.tone == ("mixed" if told else "good")
 
 
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])

@@ -245,7 +245,7 @@ class PartedGram(NamedTuple):
 class Conflicts:
     """Records of one side by how their loss changes along the other side's gradient."""
 
-    values: Tensor  # ∇L(z)·g of each record, unclipped, [N]; their mean is κ
+    values: Tensor  # ∇L(z)·g of each record, unclipped, [N]
     rows: Tensor  # of each, in the source if the data set has `rows`, else in the set
 
     @property

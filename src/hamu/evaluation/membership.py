@@ -125,23 +125,46 @@ def auc_of(report: Mapping[str, Any]) -> float | None:
     return None if found is None else float(found)
 
 
-def attacker_words(report: Mapping[str, Any]) -> str:
-    """Name the attack that tells the forget records from unseen ones almost surely; "" for none.
+def aucs_of(report: Mapping[str, Any]) -> dict[str, float]:
+    """AUC of each attack that has one."""
+    found = (report.get("membership_inference") or {}).items()
+    return {n: auc for n, auc in found if n not in ("accuracy", "samples") and auc is not None}
 
-    Where there is a retain model its AUC is the right one, not 0.5.
+
+def most_telling(report: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
+    """Attack whose AUC is furthest from the right one, its AUC and the retain model's, if known.
+
+    That of the retain model is the right one, where there is one, else 0.5. None without an AUC.
     """
-    theirs = (report.get("retain_model") or {}).get("membership_inference") or {}
-    found = {
-        name: auc - (0.5 if theirs.get(name) is None else theirs[name])
-        for name, auc in (report.get("membership_inference") or {}).items()
-        if name not in ("accuracy", "samples") and auc is not None
-    }
-    count = report["forget"].get("records") or report["forget"].get("samples") or 0
-    name = max(found, key=lambda one: abs(found[one]), default=None)
-    if name is None or count < _ENOUGH or abs(found[name]) < _TELLING:
+    theirs = aucs_of(report.get("retain_model") or {})
+    known = {name: (auc, theirs.get(name)) for name, auc in aucs_of(report).items()}
+    name = max(known, key=lambda one: _distance(*known[one]), default=None)
+    return None if name is None else (name, *known[name])
+
+
+def _distance(auc: float, right: float | None) -> float:
+    return abs(auc - (0.5 if right is None else right))
+
+
+def attacker_words(report: Mapping[str, Any]) -> str:
+    """Name the attack that tells the forget records from unseen ones almost surely, or much better
+    or worse than it does for the retain model; "" for none, or where records are few.
+    """
+    counts = [
+        one.get("records") or one.get("samples") or 0
+        for name in ("forget", "test", "membership_inference")
+        if (one := report.get(name)) and ("records" in one or "samples" in one)
+    ]
+    found = most_telling(report)
+    if found is None or min(counts) < _ENOUGH:
+        return ""
+    name, auc, right = found
+    if _distance(auc, right) < _TELLING:
         return ""
     attack = "losses" if name == "auc" else name.replace("_", " ")
-    auc = report["membership_inference"][name]
+    if abs(auc - 0.5) < _TELLING:
+        own = f"its AUC of membership inference by {attack} is {auc:.2f}"
+        return f"{own}, the retain model's {right:.2f}"
     return f"an attacker tells the forget records from unseen ones (by {attack}, AUC {auc:.2f})"
 
 

@@ -81,18 +81,25 @@ def verdict(run: Run) -> Verdict:
     if lasts is False:
         back = "fine-tuning on the retain data brings it back"
         return Verdict(f"It is hidden, not forgotten: {back}", "bad")
-    headline, tone = f"{found.headline}; it lasts", found.tone
+    what = "it" if _has_forgotten(run) else "the rise"
+    headline, tone = f"{found.headline}; {what} lasts", found.tone
     if lasts is None:
         rehearsed = goal and goal.get("lasting") and goal["reached"]
         tested = "was only rehearsed" if rehearsed else "was not tested"
         tested = "is open" if run.attack else tested
         said, tone = found.headline, "mixed"
-        headline = f"By its losses {said[0].lower()}{said[1:]}; whether it lasts {tested}"
+        by = goals.BASES[goal["kind"]] if goal else "losses"
+        headline = f"By its {by} {said[0].lower()}{said[1:]}; whether {what} lasts {tested}"
     if told := attacker_words(run.evaluation["after"]):
         headline, tone = f"{headline}; {told}", "mixed" if tone == "good" else tone
     if goal and goal["budget"] is not None and not goal["reached"]:
         return Verdict(f"{headline}; its goal is not reached", "mixed")
     return Verdict(headline, tone)
+
+
+def _has_forgotten(run: Run) -> bool:
+    """True if more records are forgotten than before, or nothing tells which are."""
+    return run.goal is None or run.goal["after"]["forgotten"] > run.goal["before"]["forgotten"]
 
 
 def _forgotten(run: Run) -> Verdict:
@@ -109,13 +116,16 @@ def _forgotten(run: Run) -> Verdict:
     if goals.has_share(run.goal):
         if after == before:
             return Verdict(f"Before the run, too, {count} counted as forgotten", "open")
+        if after < before:
+            return Verdict(f"Fewer count as forgotten: {count}, {before:,} before", "open")
         whole, measured = run.goal.get("sampled_from"), run.goal["after"]["records"]
         of = f" in a sample of {measured:,} of {whole:,} records" if whole else ""
         if after < (1 - goals.LEVEL) * measured:  # its goal asks for few
             of = f" {count}{of}, as many as its goal asks"
+        of += f", {before:,} before" if before else ""
         return Verdict(f"It forgot{of}", "good")
     if after > before:
-        return Verdict(f"It forgot in part, {count}", "mixed")
+        return Verdict(f"It forgot in part, {count}, {before:,} before", "mixed")
     rose = _change(run, "forget", "loss") > 0
     said = "The forget loss rose, but no more are forgotten" if rose else "It did not forget"
     return Verdict(f"{said}: {count}, {before:,} before", "mixed" if rose else "bad")

@@ -45,6 +45,7 @@ MEANINGS = {  # condition that the forgotten records meet
     "erased": "those taken for another class than their own",
     "loss": "those with at least this loss",
 }
+BASES = {kind: "predictions" if kind == "erased" else "losses" for kind in MEANINGS}
 _COMPARED = {
     "unseen by original model": ", compared with the original model's losses on the test data",
     "unseen by this model": ", compared with its own losses on the test data (--original_model: "

@@ -398,7 +398,7 @@ def _best(trainer: UnlearnTrainer) -> str:
     saved = state.global_step if best is None else best
     if not step:
         better = f"no evaluated state was better by {name} than the model before the run"
-        return f"{better}; the model saved is that of step {saved}"
+        return f"{better}; the model saved is {'the last' if best is None else f'of step {best}'}"
     checkpoint = trainer.checkpoints.path(int(step))
     place = "which was not saved; --load_best_model_at_end with --save_strategy keeps it"
     if step == saved:

@@ -18,11 +18,12 @@ from hamu import files
 from hamu.core.distributed import world_size
 from hamu.core.plugins import providers
 from hamu.data import TextData, UnlearningData
-from hamu.errors import first_line
+from hamu.errors import first_line, percent
+from hamu.evaluation.membership import aucs_of, most_telling
 from hamu.evaluation.reports import intervals
 from hamu.files import HUB, is_of_hub
 from hamu.models.storage import is_adapter
-from hamu.unlearning.goals import MEANINGS, forgotten_words
+from hamu.unlearning.goals import BASES, MEANINGS, forgotten_words, share_in_words
 from hamu.unlearning.record.inputs import Inputs, saved_model_entry, short_name
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnTrainer
@@ -31,9 +32,6 @@ Found = Mapping[str, Any]  # of JSON
 FORMAT, VERSION = "hamu-unlearning-record", 2
 SETS, FIGURES = ("retain", "forget", "test"), ("loss", "accuracy", "probability")
 _OF_CARD = ("train", *SETS)
-_ATTACKS_OF_CARD = (
-    *("auc", "loss", "zlib", "min_k", "min_k_40", "min_k_plus_plus", "min_k_plus_plus_40"),
-)
 BESIDE = (
     *(files.CONFIG, files.INPUTS, files.STEPS, files.LAYERS, files.EVALUATION),
     files.READABLE_RECORD,
@@ -243,10 +241,11 @@ def write_model_card(
         if any(figure in report.get(name, {}) for name in _OF_CARD)
     ]
     inferred = {role: report.get("membership_inference") or {} for role, report in reports.items()}
-    latest = inferred.get("after") or next(iter(inferred.values()), {})
-    known = {name: latest[name] for name in _ATTACKS_OF_CARD if latest.get(name) is not None}
-    attack = max(known, key=lambda name: abs(known[name] - 0.5), default="")
+    roles = [role for role in ("after", *inferred) if inferred.get(role)]
+    latest = reports[roles[0]] if roles else {}
+    attack, _, right = most_telling(latest) or ("", None, None)
     aucs = {role: one[attack] for role, one in inferred.items() if one.get(attack) is not None}
+    aucs |= {} if right is None else {"of the retain model": right}
     card = ModelCard.from_template(
         ModelCardData(
             library_name="peft" if is_adapter(folder) else "transformers",
@@ -263,7 +262,7 @@ def write_model_card(
         reports=reports,
         aucs=aucs,
         attack="losses" if attack in ("auc", "loss") else attack,
-        attacks=len(known),
+        attacks=len(aucs_of(latest)),
         sets=[name for name in _OF_CARD if any(name in report for report in reports.values())],
         forgotten=goal and forgotten_words(goal),
         four_bit=_FOUR_BIT if four_bit and is_adapter(folder) else None,
@@ -303,6 +302,7 @@ def _templates() -> Environment:
     )
     environment.filters["json"] = partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"forgotten_words": forgotten_words, "meanings": MEANINGS}
+    environment.globals |= {"bases": BASES, "share_in_words": share_in_words, "percent": percent}
     environment.globals |= {"cut_words": cut_words, "four_bit": _FOUR_BIT}
     return environment
 
