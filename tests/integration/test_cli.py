@@ -153,7 +153,7 @@ def test_a_run_that_moves_too_little_or_too_far_warns(done, unlearn, method, war
     assert warning in out
     assert ("the model has hardly moved: the forget loss was" in out) == ("hamu-q" in method)
     assert ("of guessing" in out) == ("ga" in method)
-    is_worse = "than the model before the run; the model saved is that of step 1" in out
+    is_worse = "than the model before the run; the model saved is the last" in out
     assert is_worse or "ga" not in method
 
 

@@ -254,12 +254,14 @@ def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of,
     assert torch.equal(weights(model), weights(after_four))
     assert trainer.stop.kind == "retain loss"
     assert trainer.stop_reason.endswith("is above 1e-09; back to the weights of step 4")
-    kept = {"save_strategy": "steps", "save_steps": 2, "max_retain_loss": 1e9}
-    trainer = trainer_of(model, **settings, **kept, max_steps=12)
+    assert (trainer.restored, trainer.steps_taken, trainer.steps_skipped) == (4, 5, 1)
+    kept = saved | {"save_steps": 2, "eval_strategy": "epoch", "max_retain_loss": 1e9}
+    trainer = trainer_of(model, **settings, **kept, max_steps=12)  # evaluated at its end alone
     seen = iter([False] * 5 + [True])
     end = trainer._early_ends.end
     monkeypatch.setattr(trainer._early_ends, "end", diverging)
     trainer.train()
+    assert (trainer.state.best_global_step, trainer.restored) == (6, None)
     way = "there is no evaluated checkpoint to go back to, see --save_strategy and --eval_strategy"
     assert trainer.stop_reason.endswith(way)
 

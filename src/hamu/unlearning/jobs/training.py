@@ -394,7 +394,7 @@ def _best(trainer: UnlearnTrainer) -> str:
     name = str(args.metric_for_best_model).removeprefix("eval_")
     found = {e["step"]: e[f"eval_{name}"] for e in state.log_history if f"eval_{name}" in e}
     step = (max if args.greater_is_better else min)(found, key=found.__getitem__)
-    best = state.best_global_step if args.load_best_model_at_end else None
+    best = trainer.restored
     saved = state.global_step if best is None else best
     if not step:
         better = f"no evaluated state was better by {name} than the model before the run"

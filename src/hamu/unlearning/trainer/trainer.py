@@ -193,6 +193,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.steps_taken = self.steps_skipped = self.skips_in_a_row = 0
         self.skip_reason, self.stop = "", ALL_DONE
         self._steps_of_best: int | None = None
+        self.restored: int | None = None  # step whose checkpoint was loaded at the end
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
         if self.state.global_step:
             self.start_predictions, self.predictions = {}, {}
@@ -222,7 +223,7 @@ class UnlearnTrainer(ResumableTrainer):
             if best not in (None, self.state.global_step):
                 self._add_to_stop(f"the weights are the best ones, of step {best}")
         elif self.stop.kind == "retain loss" and not (self.controller or self.was_interrupted):
-            if best is None:
+            if best in (None, self.state.global_step):  # at the end it is evaluated all the same
                 way = "see --save_strategy and --eval_strategy"
                 self._add_to_stop(f"there is no evaluated checkpoint to go back to, {way}")
             else:
@@ -308,6 +309,7 @@ class UnlearnTrainer(ResumableTrainer):
         self.predictions = {}
         of_best = run_state_of(Path(str(self.state.best_model_checkpoint)))
         self._steps_of_best = of_best["steps_taken"]
+        self.restored = self.state.best_global_step
 
     def end_run(self, stop: StopReason) -> None:
         """End the run after the step at hand; its weights may be others than were evaluated."""
@@ -388,6 +390,7 @@ class UnlearnTrainer(ResumableTrainer):
         if stop is not None:
             self.pair.abandon(scaler)
             self.watch.take(None, self._losses, scaler)
+            self.steps_skipped += 1
             self.end_run(stop)
             return
         if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
