@@ -221,6 +221,10 @@ def test_row_lists_are_read_from_text_and_files(tmp_path):
         parse_rows(str(file))
     with pytest.raises(HamuError, match=r"No such file .*; write 3,17,25 or name a text file"):
         parse_rows("nowhere.txt")
+    for cut in ("[3, 17, 12", "3, 17]", "[3, 1[7]"):  # the last number may be another row
+        file.write_text(cut)
+        with pytest.raises(HamuError, match=r"not whole numbers: (the list is cut|they hold)"):
+            parse_rows(str(file))
 
 
 def test_records_are_drawn_by_the_seed_alone_as_in_every_version():

@@ -233,9 +233,13 @@ def parse_rows(value: str) -> list[int]:
     way = "write 3,17,25 or name a text file with one number a line"
     with reading(f"the forget rows {value!r} are not whole numbers", f"; {way}"):
         text = value if lists_rows(value) else Path(value).read_text(encoding="utf-8-sig")
-        if re.search(r"[^\s\d\[\],-]", text):  # int would show the first, which may be a name
+        numbers = text.strip()
+        if numbers.startswith("[") != numbers.endswith("]"):
+            raise ValueError("the list is cut off")
+        numbers = numbers.removeprefix("[").removesuffix("]")
+        if re.search(r"[^\s\d,-]", numbers):  # int would show the first, which may be a name
             raise ValueError("they hold other characters")
-        rows = [int(part) for part in re.sub(r"[\[\],]", " ", text).split()]
+        rows = [int(part) for part in numbers.replace(",", " ").split()]
     if not rows:
         raise HamuError(f"the forget set is empty: {value!r} names no row; {way}")
     return rows
