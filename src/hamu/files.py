@@ -34,6 +34,7 @@ COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
 COMPARISON_TABLES = ("comparison.csv", "comparison.md", "comparison.tex")
 # The folder of a step's checkpoint is CHECKPOINT and the step.
 CHECKPOINT, MANIFEST, TRAINER_STATE = "checkpoint-", "manifest.json", "trainer_state.json"
+STAGED = f".{CHECKPOINT}staged"  # a checkpoint that is being written
 _OF_TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HUB = "hub:"  # only a name that begins so may use the network

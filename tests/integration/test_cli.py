@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -345,6 +346,29 @@ def test_a_model_that_has_overflowed_is_not_saved(
         assert code == 2
         assert re.search(r"diverged: .* is not finite; lower --learning_rate 1", err)
     assert not (tmp_path / "run/model").exists()
+
+
+@pytest.mark.parametrize(("failing", "why"), [
+    ("--learning_rate 1e30 --weight_decay 1e30 --optim sgd", "diverged"),
+    ("--max_steps 1", "No space left on device; make room, and give the same command again"),
+    ("--save_strategy steps --save_steps 1", "No space left on device; make room, and"),
+])  # fmt: skip
+def test_a_run_that_fails_leaves_the_one_that_it_was_to_replace(
+    sh, done, tmp_path, unlearn, few_digits, monkeypatch, failing, why
+):
+    train = f"train --data {few_digits} --model resnet8 --max_steps 2 --output_dir out"
+    jobs = [f"{unlearn} --method ga {FAST} --output_dir run", train]
+    for job in jobs:
+        done(job)
+    before = contents(tmp_path)
+    if why != "diverged":  # the model is written first, then a run gives way
+        full = Mock(side_effect=OSError(28, "No space left on device"))
+        for place in ("run_folder.save_model", "trainer.resumable.save_model"):
+            monkeypatch.setattr(f"hamu.unlearning.{place}", full)
+    for job in jobs:
+        code, _, err = sh(f"{job} {failing} --overwrite")
+        assert (code, why in err) == (2, True), err
+        assert contents(tmp_path) == before
 
 
 @pytest.fixture

@@ -209,14 +209,29 @@ def test_a_model_that_finds_no_room_leaves_nothing_half_and_says_what_is_lost(
     assert names_in(begun) == there
 
 
-def test_too_little_room_is_refused_but_what_an_earlier_run_takes_counts_as_free(
+def test_a_model_is_flushed_to_the_disk_before_it_is_in_its_place(begun, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("hamu.files.sync", lambda path: flushed.append(Path(path)))
+    with RunFolder(begun, resume=True) as folder:
+        folder.save_model(nn.Linear(1, 1), lambda place: (place / "README.md").write_text("x"))
+    names = [path.name for path in flushed]
+    assert sorted(names[:2]) == ["README.md", "model.safetensors"]
+    assert names[2:] == ["model", "out"], "the folders, which hold their names"
+    assert flushed[0].parent != begun / "model"
+
+
+def test_too_little_room_is_refused_as_an_earlier_run_stays_until_another_is_saved(
     begun, monkeypatch
 ):
-    fill(begun, {"model/model.safetensors": "x" * 600})
+    left = ".model.ab12cd_9/model/model.safetensors"  # by a run that was killed
+    fill(begun, {"model/model.safetensors": "x" * 600, left: "x" * 600})
     disk = SimpleNamespace(total=10_000, free=5_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
     RunFolder(begun.parent / "new/one").check_room(5_000)
-    RunFolder(begun, overwrite=True).check_room(5_600)
+    RunFolder(begun, resume=True).check_room(5_600)
+    message = r"takes 5.6e-06 GB, while the earlier run stays; make room, or"
+    with pytest.raises(HamuError, match=message):
+        RunFolder(begun, overwrite=True).check_room(5_600)
     message = r"new has room for 5e-06 GB, what is saved at the end takes 5.6e-06 GB; make room, or"
     with pytest.raises(HamuError, match=message):
         RunFolder(begun.parent / "new").check_room(5_600)

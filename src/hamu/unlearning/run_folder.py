@@ -11,8 +11,8 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -64,7 +64,7 @@ class RunFolder:
     ) -> None:
         self.path, self._overwrite, self._resume = Path(path), overwrite, resume
         self._lock: FileLock | None = None
-        self._prepared = False
+        self._prepared, self._staged = False, ""  # the name of what is being saved
         resolved = Path(os.path.realpath(path))  # resolve() fails on a link to itself
         for source in sources:
             origin = Path(os.path.realpath(source))
@@ -124,20 +124,22 @@ class RunFolder:
                 made.rmdir()
 
     def check_room(self, size: int) -> None:
-        """Check that there is room for so many bytes, once an earlier run has given way."""
+        """Check that there is room for so many bytes; an earlier run gives way to a whole one."""
 
         def room() -> float:
             here = next(one for one in (self.path, *self.path.parents) if one.exists())
             disk = shutil.disk_usage(here)
-            old = (file for one in self._stale() for file in (one, *one.rglob("*")))
+            left = [] if self._overwrite else self._stale()
+            old = (file for one in left for file in (one, *one.rglob("*")))
             freed = sum(file.lstat().st_size for file in old if file.is_file())
             return disk.free + freed if disk.total else math.inf  # some file systems say nothing
 
         free = from_main(room)
         if free < size:
+            stays = ", while the earlier run stays" if self.replaces else ""
             raise HamuError(
                 f"the output folder {self.path} has room for {free / 1e9:.3g} GB, what is saved at "
-                f"the end takes {size / 1e9:.3g} GB; make room, or {_OTHER}"
+                f"the end takes {size / 1e9:.3g} GB{stays}; make room, or {_OTHER}"
             )
 
     def prepare(self) -> Path:
@@ -145,16 +147,18 @@ class RunFolder:
         if not self._prepared and is_main():
             self._acquire()
             stale = self._stale()  # as it is now: another run may have come and gone
-            (self.path / MARK).touch()
-            # the settings first, as they promise a run to resume
-            for path in sorted(stale, key=lambda path: path.name != CONFIG):
-                files.remove_whole(path)
+            with files.finding_room(f"{self.path} cannot be written"):
+                (self.path / MARK).touch()
+                # the settings first, as they promise a run to resume
+                for path in sorted(stale, key=lambda path: path.name != CONFIG):
+                    files.remove_whole(path)
             self._prepared = True
         return self.path
 
     def _files(self) -> list[Path]:
         found = self.path.iterdir() if self.path.is_dir() else ()
-        return sorted(path for path in found if path.name != _LOCK)
+        own = _LOCK, files.STAGED, self._staged
+        return sorted(path for path in found if path.name not in own)
 
     def _stale(self) -> list[Path]:
         """Files to remove: of an earlier run, or of an interrupted write of this one.
@@ -207,11 +211,21 @@ class RunFolder:
         self.write_text(name, "".join(kept))
         return len(kept)
 
+    @property
+    def _remedy(self) -> str:
+        begun = self.has(INPUTS) and self.has(CONFIG)  # of a run that can be resumed
+        return "then go on with --resume" if begun else "and give the same command again"
+
+    @property
+    def replaces(self) -> bool:
+        """True if an earlier run is there, and is to give way."""
+        return self._overwrite and not self._prepared and self.has(MARK)
+
     def append_line(self, name: str, content: Mapping[str, Any]) -> None:
         """Append one JSON line and flush it, so that the log can be read while it grows."""
         if is_main():
             path = self.prepare() / name
-            room = files.finding_room(f"{path} cannot be written")
+            room = files.finding_room(f"{path} cannot be written", self._remedy)
             with room, open(path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(dict(content)) + "\n")
 
@@ -219,7 +233,7 @@ class RunFolder:
         """Write one file whole; a private one is for its owner alone."""
         target = self.prepare() / name
         if is_main():
-            with files.finding_room(f"{target} cannot be written"):
+            with files.finding_room(f"{target} cannot be written", self._remedy):
                 files.write_whole(target, text, private=private)
         return target
 
@@ -237,29 +251,46 @@ class RunFolder:
         text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True)
         return self.write_text(CONFIG, text, private="forget_filter" in content)
 
-    def save_model(self, model: Any, *beside_it: Any, name: str = MODEL) -> Path:
+    def save_model(
+        self,
+        model: Any,
+        *beside_it: Any,
+        name: str = MODEL,
+        begin: Callable[[], object] = lambda: None,
+    ) -> Path:
         """Save a model, and what belongs to it, by their `save_pretrained`, whole or not at all.
 
-        Functions beside it write one more file into the folder.
+        Functions beside it write one more file into the folder. An earlier run is cleared, and this
+        one may `begin`, once the model is written.
         """
-        target = self.prepare() / name
+        target = self.path / name
         if not is_main():
             save_model(model, self.path)
+            begin()
             return target
         failure = f"the model cannot be written into {self.path}"
-        remedy = "then run it anew with --resume; --save_strategy steps would keep checkpoints"
-        if any(self.path.glob(f"{CHECKPOINT}*/{files.MANIFEST}")):
+        is_begun = self._prepared or self._resume  # else the checkpoints are of an earlier run
+        again = "then run it anew with --resume" if is_begun else "and give the same command again"
+        remedy = f"{again}; --save_strategy steps would keep checkpoints"
+        if is_begun and any(self.path.glob(f"{CHECKPOINT}*/{files.MANIFEST}")):
             remedy = "then go on with --resume"
         if name == files.MERGED:
             remedy = "and merge in another run; what else this one leaves is complete"
-        staging = TemporaryDirectory(dir=self.path, prefix=f".{name}.")
-        with files.finding_room(failure, remedy), staging as staged:
-            beside = Path(staged, name)
+        self._acquire()
+        with files.finding_room(failure, remedy), ExitStack() as stack:
+            staging = TemporaryDirectory(dir=self.path, prefix=f".{name}.")
+            beside = Path(stack.enter_context(staging), name)
+            self._staged = beside.parent.name
             beside.mkdir()
             save_model(model, beside)
             for other in beside_it:
                 getattr(other, "save_pretrained", other)(beside)
+            for one in (*beside.rglob("*"), beside):
+                files.sync(one)
+            begin()
+            self.prepare()
             files.replace_folder(beside, target)
+            files.sync(self.path)
         return target
 
 

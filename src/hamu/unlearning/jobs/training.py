@@ -4,7 +4,7 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -149,10 +149,9 @@ def _train(task: Task, folder: RunFolder) -> Trained:
     with finishing(task.console):
         figures |= set_figures({name: task.predict(model, one) for name, one in known.items()})
         check_finite("training", first_not_finite_loss(figures), args.learning_rate)
-        begin_folder()
         report = {n: {f: figures[f"{n}_{f}"] for f in ("loss", "accuracy")} for n in known}
         report = {n: found | {"samples": len(known[n])} for n, found in report.items()}
-        failure = _save(task, folder, model, base=start, reports={"": report})
+        failure = _save(task, folder, model, begin_folder, base=start, reports={"": report})
         folder.write_json(EVALUATION, figures)
     return Trained(folder.path, figures, merge_failure=failure)
 
@@ -294,6 +293,7 @@ def _finish(
         task,
         folder,
         trainer.model,
+        trainer.before_saving,
         base=str(task.run.model),
         method=trainer.args.method,
         forget_records=len(problem.forget),
@@ -324,11 +324,13 @@ def _saved_bytes(task: Task, model: Any) -> int:
     return int(4 * (everything if task.run.merge else trained))
 
 
-def _save(task: Task, folder: RunFolder, model: Any, **card: Any) -> str:
+def _save(
+    task: Task, folder: RunFolder, model: Any, begin: Callable[[], object], **card: Any
+) -> str:
     """Save a model with its card, and merged if asked for; returns why that failed."""
     card |= {"four_bit": task.run.load_in_4bit}
     beside = *task.beside_model(), partial(write_model_card, **card)
-    folder.save_model(model, *beside)
+    folder.save_model(model, *beside, begin=begin)
     try:
         if task.run.merge and hasattr(model, "peft_config"):
             folder.save_model(storage.merged(model), *beside, name=MERGED)

@@ -79,8 +79,10 @@ class StepLog(TrainerCallback):
                 raise HamuError(f"{lost}; put it back as it was, or start a new run elsewhere")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin the folder once a step was taken; a checkpoint may come next."""
-        if self._begun or self.trainer.has_begun:
+        """Begin the folder once a step was taken, or where an earlier run is in it, once a
+        checkpoint or the model is there to take its place.
+        """
+        if self._begun or (self.trainer.has_begun and not self._folder.replaces):
             self.begin()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:

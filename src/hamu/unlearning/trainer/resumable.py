@@ -49,6 +49,7 @@ from hamu.evaluation.predictions import Predictions, TokenPredictions
 from hamu.files import (
     CHECKPOINT,
     MANIFEST,
+    STAGED,
     TRAINER_STATE,
     file_digest,
     finding_room,
@@ -105,7 +106,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
-        self.staged = self._folder / f".{CHECKPOINT}staged"  # transformers writes into it
+        self.staged = self._folder / STAGED  # transformers writes into it
 
     def path(self, step: int) -> Path:
         """Place of the checkpoint of a step."""
@@ -226,7 +227,7 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         beside_model: tokenizer or image processor, saved in each checkpoint with the model.
-        before_saving: called before each checkpoint is written, and before a tracker begins.
+        before_saving: called before each checkpoint is in its place, and before a tracker begins.
         interrupted_by: set to a reason, the run ends after its present step, and saves a
             checkpoint if any step was taken; `was_interrupted` is true once it has.
     """
@@ -427,10 +428,10 @@ class ResumableTrainer(Trainer):
         """Write a checkpoint; none before a step was taken, as an earlier run would give way."""
         if not self.has_begun:
             return
-        self.before_saving()
         state = self.state
         with self.checkpoints.writing(state.global_step) as folder:
             super()._save_checkpoint(model, trial)
+            self.before_saving()
             if state.best_global_step:  # the place that it will have
                 best = self.checkpoints.path(state.best_global_step)
                 state.best_model_checkpoint = str(best)
