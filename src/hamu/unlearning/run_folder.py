@@ -197,17 +197,13 @@ class RunFolder:
             (self.prepare() / name).unlink(missing_ok=True)
 
     def keep_lines(self, name: str, step: int) -> int:
-        """Leave of a log only the whole lines of steps up to this one; count them."""
+        """Leave of a log only the undamaged lines of steps up to this one; count them."""
         if not is_main() or not self.has(name):
             return 0
         kept: list[str] = []
-        lines = (self.path / name).read_bytes().split(b"\n")[:-1]  # the last was broken off, or ""
-        for number, line in enumerate(lines, start=1):
-            try:
+        for line in (self.path / name).read_bytes().split(b"\n"):
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
                 kept += [line.decode() + "\n"] if json.loads(line)["step"] <= step else []
-            except (ValueError, TypeError, KeyError, RecursionError):
-                where = f"line {number} of {self.path / name}"
-                raise HamuError(f"{where} is not of a step; take it out") from None
         self.write_text(name, "".join(kept))
         return len(kept)
 

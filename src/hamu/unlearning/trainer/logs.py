@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import math
 import os
 import time
@@ -22,11 +23,12 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging as transformers_logging
 
 from hamu.core.distributed import is_main
-from hamu.errors import HamuError, percent
+from hamu.errors import percent
 from hamu.files import LAYERS, STEPS, plain, sync
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer.config import TRACKERS, own_options
 
+_logger = logging.getLogger(__name__)
 _MOST_LINES, _FEWEST_LINES = 512, 16  # of layers.jsonl
 _MOST_FIGURES = 400_000  # over all its lines; each takes some eight bytes
 _PRINTERS = (ProgressCallback, PrinterCallback)
@@ -67,16 +69,19 @@ class StepLog(TrainerCallback):
             self._go_on(state.global_step, logged)
 
     def _go_on(self, step: int, logged: Sequence[int]) -> None:
-        """Check that the lines of these steps are there, and drop those of later ones."""
+        """Drop the lines of later steps, and warn if not all of these are there."""
         in_layers = bool(logged) + sum(one % self._every == 0 for one in logged)
         for log, wanted in ((STEPS, len(logged)), (LAYERS, in_layers)):
             kept = self._folder.keep_lines(log, step)
             self._names_blocks = kept > 0
             if kept < wanted:
-                lost = (
+                has = (
                     f"{self._folder.path / log} has {kept} of its {wanted} lines up to step {step}"
                 )
-                raise HamuError(f"{lost}; put it back as it was, or start a new run elsewhere")
+                _logger.warning("%s; the log of this run will lack the others", has)
+                if log == LAYERS:  # whose first line names the blocks
+                    self._folder.remove(LAYERS)
+                    self._names_blocks = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the folder once a step was taken, or where an earlier run is in it, once a
