@@ -74,7 +74,8 @@ def existing(source: str | Path) -> Path:
     if not path.exists():
         raise HamuError(
             f"{source} is neither a file nor a folder; check the path (--data_dir sets its "
-            f"folder) or write hub:OWNER/NAME for a data set of the hub"
+            f"folder; a run is resumed where it was started) or write hub:OWNER/NAME for a data "
+            f"set of the hub"
         )
     return path
 

@@ -138,6 +138,9 @@ def test_a_run_with_other_settings_is_named_and_replaced_only_on_request(compare
     assert code == 2
     assert err.startswith(f"hamu compare: runs/{FT}/evaluation.json is damaged: ")
     assert err.endswith(f"; remove runs/{FT} and give the same command again\n")
+    damaged.write_text("{}")
+    err = compare(*grid, *absolute)[2]
+    assert err.startswith(f"hamu compare: a file of the run in runs/{FT} is damaged: ")
     damaged.unlink()
     assert "2 runs, 1 of them finished before" in compare(*grid, *absolute)[1]
     assert damaged.is_file()

@@ -34,6 +34,12 @@ def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
     assert again.figures["after"]["forget"] == result.figures["after"]["forget"]
     assert again.figures["ended_kind"] == result.figures["ended_kind"]
     assert hamu.verify(result.folder, no_models=True).count(False) == 0
+    for name, content in (("record.json", "{}"), ("model/model.safetensors", "")):
+        whole = (result.folder / name).read_bytes()
+        (result.folder / name).write_text(content)
+        with pytest.raises(hamu.HamuError, match=r"is damaged: .*, and --resume makes it anew"):
+            hamu.unlearn(resume=True, output_dir=str(result.folder))
+        (result.folder / name).write_bytes(whole)
 
 
 @pytest.mark.parametrize("rows", [[1, 2], range(1, 3), np.array([1, 2]), torch.tensor([1, 2])])

@@ -147,6 +147,17 @@ def test_what_cannot_be_loaded_is_named(source, file, values, message):
 
 
 @pytest.mark.usefixtures("saved")
+def test_an_adapter_that_was_cut_off_is_no_matter_of_tokens():
+    weights = Path(f"adapter/{WEIGHTS}")
+    for size in (500, 0):
+        weights.write_bytes(weights.read_bytes()[:size])
+        with pytest.raises(
+            HamuError, match=r"the adapter adapter is damaged: .*; start from a whole"
+        ):
+            load_language_model("adapter")
+
+
+@pytest.mark.usefixtures("saved")
 def test_an_adapter_beside_another_is_named(caplog):
     shutil.copytree("adapter", "adapter/user7", ignore=shutil.ignore_patterns("user7"))
     load_language_model("adapter")

@@ -40,6 +40,7 @@ from hamu.models.storage import (
     from_pretrained,
     is_adapter,
     no_safetensors,
+    open_tensors,
     refuse_encoder,
 )
 
@@ -222,6 +223,8 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
         "; if tokens were added before it was trained, resize the embeddings of its base model too "
         "(resize_token_embeddings), save that, and name it with --base_model"
     )
+    with reading(f"the adapter {source} is damaged", "; start from a whole copy"):
+        open_tensors(Path(where).glob(ADAPTER_WEIGHTS))
     with reading(f"the adapter {source} cannot be loaded", remedy):
         model = PeftModel.from_pretrained(model, where, is_trainable=True)
         own = get_peft_model_state_dict(model, save_embedding_layers=False).keys()

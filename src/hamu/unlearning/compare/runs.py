@@ -14,7 +14,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from hamu import files
-from hamu.errors import HamuError
+from hamu.errors import HamuError, reading
 from hamu.evaluation import gains as pareto
 from hamu.evaluation.attacks import RELEARN_RETAIN, UNLEARNED, AttackResult
 from hamu.evaluation.gains import Gains, Level, gains_of, state_at
@@ -343,7 +343,9 @@ class Runs:
         """Read the figures of a finished run."""
         columns, seconds = self._plans[name].columns, self._seconds.get(name)
         place = self._folder.path / name
-        self._rows[name] = finished_row(columns, place, seconds, self._level)
+        again = f"; remove {place} and give the same command again"
+        with reading(f"a file of the run in {place} is damaged", again):
+            self._rows[name] = finished_row(columns, place, seconds, self._level)
 
     def __len__(self) -> int:
         return len(self._plans)

@@ -17,7 +17,7 @@ from transformers import set_seed
 
 from hamu.core.distributed import from_main, is_main, world_size
 from hamu.core.gram import SIDES
-from hamu.errors import HamuError, Interrupted, handling
+from hamu.errors import HamuError, Interrupted, handling, reading
 from hamu.evaluation import build_metrics
 from hamu.evaluation.membership import attacker_words
 from hamu.evaluation.predictions import Predictions
@@ -28,7 +28,13 @@ from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
 from hamu.unlearning.jobs.tasks import WAYS, Task, choose_task
-from hamu.unlearning.record import cut_records, cut_words, write_model_card, write_record
+from hamu.unlearning.record import (
+    cut_records,
+    cut_words,
+    read_record,
+    write_model_card,
+    write_record,
+)
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
@@ -104,8 +110,19 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
 
 
 def _is_complete(folder: RunFolder, last: str) -> bool:
-    """True for a run with its last file, and its results; lost ones are made again."""
-    return folder.has(last) and folder.has(EVALUATION) and (folder.path / MODEL).is_dir()
+    """True for a run with its last file, and its results; lost ones are made again.
+
+    A HamuError names one that is damaged.
+    """
+    place, again = folder.path / MODEL, "and --resume makes it anew"
+    if not (folder.has(last) and folder.has(EVALUATION) and place.is_dir()):
+        return False
+    with reading(f"the model in {place} is damaged", f"; remove that folder, {again}"):
+        storage.open_tensors(place.glob("*.safetensors"))
+    why = read_record(folder.path)[1] if last == RECORD else ""
+    if why:
+        raise HamuError(f"{folder.path / RECORD} is damaged: {why}; remove it, {again}")
+    return True
 
 
 def _train(task: Task, folder: RunFolder) -> Trained:
