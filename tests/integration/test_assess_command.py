@@ -1,7 +1,12 @@
 """`hamu assess`: exit codes for scripts, what it leaves behind, what it never touches."""
 
+import re
+
+import numpy as np
 import pytest
 from run_files import contents, read
+
+from hamu.data import read_images
 
 QUICK = ("--assess_batches", "1", "--curvature_samples", "0")
 
@@ -39,6 +44,16 @@ def test_it_leaves_its_files_and_the_model_as_it_was(assess, tmp_path, saved_mod
     assert found["epochs_of_passes"] <= 3
     assert len(found["conflicts"]["forget"]["top"]) == 20
     assert "trusted up to" in screen
+
+
+def test_rows_of_a_second_file_are_told_from_those_of_the_data(cli, few_digits, saved_model):
+    some = read_images(str(few_digits)).select([40, 41, 42])
+    np.savez("gone.npz", images=some.pixels[:, 0].numpy(), labels=some.labels.numpy())
+    words = ("assess", "--data", few_digits, "--model", saved_model, *QUICK, "--constraint_mode")
+    _, out, _ = cli(*words, "relative", "--forget_data", "gone.npz", "--output_dir", "out")
+    hardest = r"forget records hardest against the retain gradient, by row of gone\.npz: [012] \("
+    assert re.search(hardest, out)
+    assert re.search(r"retain records hardest against the forget gradient, by row: \d+ \(", out)
 
 
 def test_it_names_the_loss_assessed_and_that_of_the_run_where_it_is_another(assess):

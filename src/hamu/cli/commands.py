@@ -157,7 +157,8 @@ def _assessed(found: jobs.Assessed) -> Iterator[Any]:
     other = {"forget": "retain", "retain": "forget"}
     for side, records in result.conflicts.items():
         worst = ", ".join(f"{row['row']} ({row['value']:+.3g})" for row in records.top(5))
-        against = f"{side} records hardest against the {other[side]} gradient, by row: {worst}"
+        of = f" of {found.forget_file}" if side == "forget" and found.forget_file else ""
+        against = f"{side} records hardest against the {other[side]} gradient, by row{of}: {worst}"
         tenth = f"; a tenth of them makes up {records.top_share:.0%} of the conflict"
         yield against + tenth * (len(records.values) >= 10 and records.top_share > 0)
     yield f"\n{verdict.reason}"

@@ -50,6 +50,7 @@ class Assessed:
 
     folder: Path  # with assess.json and frontier.png
     assessment: Assessment = field(repr=False)  # all figures, and the verdict
+    forget_file: str = ""  # whose rows those of the forget records are, if not those of the data
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
         folder.write_json(files.ASSESSMENT, named | found.record())
         folder.write_config(settings.given)
         plot_frontiers(found.frontiers, found.method, folder.path / files.FRONTIER)
-    return Assessed(folder.path, found)
+    file = settings.value("forget_data")
+    return Assessed(folder.path, found, Path(file).name if file else "")
 
 
 def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
