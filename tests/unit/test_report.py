@@ -176,8 +176,10 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     # the records count, not their mean
     (MOST, True, -0.1, 0.0, FORGOT, "good"),
     (goal(0, 18), True, 2.0, 0.0, f"It forgot in part, 18 of 20 records, 0 before, {STAYED}", "mixed"),
-    (goal(18, 19), True, 2.0, 0.0, f"It forgot, 18 before, {STAYED}; it lasts", "good"),
-    (goal(20, 19), True, 2.0, 0.0, "Fewer count as forgotten: 19 of 20 records, 20 before", "open"),
+    (goal(18, 19), True, 2.0, 0.0, f"It forgot 19 of 20 records, 18 before, {STAYED}; it lasts", "good"),
+    (goal(20, 19), True, 2.0, 0.0, "Fewer count as forgotten: 19 of 20 records, 20 before, "
+     f"{STAYED}; the rise lasts", "open"),
+    (goal(20, 19), False, -0.5, 0.0, f"Fewer count as forgotten: 19 of 20 records, 20 before, {STAYED}", "open"),
     (goal(3, 2), True, -0.1, 0.0, "It did not forget: 2 of 20 records, 3 before", "bad"),
     (goal(3, 3), True, 2.0, 0.0, "The forget loss rose, but no more are forgotten: 3 of 20 records, "
      f"3 before, {STAYED}; the rise lasts", "mixed"),
@@ -193,6 +195,8 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (ALL | {"lasting": True}, "no attack", 1.0, -0.1, f"{BY_LOSSES} was only rehearsed", "mixed"),
     (ALL, None, 1.0, -0.1, f"{BY_LOSSES} is open", "mixed"),
     (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
+    (ALL | {"after": ALL["after"] | {"too_high": 1}}, True, 1.0, 0.0, FORGOT, "good"),
+    (ALL | {"after": ALL["after"] | {"too_high": 2}}, True, 1.0, 0.0, f"{FORGOT}; 2 stand out", "mixed"),
     (ALL | {"kind": "erased"}, None, 1.0, 0.0, "By its predictions it forgot", "mixed"),
     (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),
 ])  # fmt: skip
@@ -237,7 +241,7 @@ def test_the_verdict_names_a_successful_attacker(
     words = {
         "attacker": "; an attacker tells the forget records from unseen ones (by min k plus plus, "
         f"AUC {auc})",
-        "AUC": f"; its AUC of membership inference by min k plus plus is {auc}, the retain model's "
+        "AUC": f"; the model's AUC of membership inference by min k plus plus is {auc}, the retain model's "
         f"{of_retain_model}",
     }
     assert found.headline == f"It forgot, {BETTER}; it lasts{words.get(told, '')}"

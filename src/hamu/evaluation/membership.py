@@ -156,14 +156,14 @@ def attacker_words(report: Mapping[str, Any]) -> str:
         if (one := report.get(name)) and ("records" in one or "samples" in one)
     ]
     found = most_telling(report)
-    if found is None or min(counts) < _ENOUGH:
+    if found is None or min(counts, default=0) < _ENOUGH:
         return ""
     name, auc, right = found
     if _distance(auc, right) < _TELLING:
         return ""
     attack = "losses" if name == "auc" else name.replace("_", " ")
     if abs(auc - 0.5) < _TELLING:
-        own = f"its AUC of membership inference by {attack} is {auc:.2f}"
+        own = f"the model's AUC of membership inference by {attack} is {auc:.2f}"
         return f"{own}, the retain model's {right:.2f}"
     return f"an attacker tells the forget records from unseen ones (by {attack}, AUC {auc:.2f})"
 

@@ -77,24 +77,40 @@ def verdict(run: Run) -> Verdict:
         found = _kept(run, gains, found)
     if found.tone == "bad":
         return found
-    lasts = run.attack and run.attack["lasts"]
-    if lasts is False:
-        back = "fine-tuning on the retain data brings it back"
-        return Verdict(f"It is hidden, not forgotten: {back}", "bad")
-    what = "it" if _has_forgotten(run) else "the rise"
-    headline, tone = f"{found.headline}; {what} lasts", found.tone
-    if lasts is None:
-        rehearsed = goal and goal.get("lasting") and goal["reached"]
-        tested = "was only rehearsed" if rehearsed else "was not tested"
-        tested = "is open" if run.attack else tested
-        said, tone = found.headline, "mixed"
-        by = goals.BASES[goal["kind"]] if goal else "losses"
-        headline = f"By its {by} {said[0].lower()}{said[1:]}; whether {what} lasts {tested}"
-    if told := attacker_words(run.evaluation["after"]):
-        headline, tone = f"{headline}; {told}", "mixed" if tone == "good" else tone
+    found = _lasting(run, found)
+    if found.tone == "bad":
+        return found
+    headline, tone = found.headline, found.tone
+    for telling in filter(None, (_too_high(goal), attacker_words(run.evaluation["after"]))):
+        headline, tone = f"{headline}; {telling}", "mixed" if tone == "good" else tone
     if goal and goal["budget"] is not None and not goal["reached"]:
         return Verdict(f"{headline}; its goal is not reached", "mixed")
     return Verdict(headline, tone)
+
+
+def _lasting(run: Run, found: Verdict) -> Verdict:
+    """Add whether what has changed on the forget set lasts, if anything has."""
+    what = "it" if _has_forgotten(run) else "the rise"
+    if what != "it" and _change(run, "forget", "loss") <= 0:
+        return found
+    goal, lasts = run.goal, run.attack and run.attack["lasts"]
+    if lasts is False:
+        back = "fine-tuning on the retain data brings it back"
+        return Verdict(f"It is hidden, not forgotten: {back}", "bad")
+    if lasts is not None:
+        return Verdict(f"{found.headline}; {what} lasts", found.tone)
+    rehearsed = goal and goal.get("lasting") and goal["reached"]
+    tested = "was only rehearsed" if rehearsed else "was not tested"
+    tested = "is open" if run.attack else tested
+    by, said = goals.BASES[goal["kind"]] if goal else "losses", found.headline
+    words = f"By its {by} {said[0].lower()}{said[1:]}; whether {what} lasts {tested}"
+    return Verdict(words, "mixed")
+
+
+def _too_high(goal: Mapping[str, Any] | None) -> str:
+    """Count the records that stand out, if more than unseen ones do by chance; else ""."""
+    high, records = (goal["after"][name] for name in ("too_high", "records")) if goal else (0, 0)
+    return f"{high:,} stand out by high losses" if high > goals.LEVEL * records else ""
 
 
 def _has_forgotten(run: Run) -> bool:
@@ -122,6 +138,8 @@ def _forgotten(run: Run) -> Verdict:
         of = f" in a sample of {measured:,} of {whole:,} records" if whole else ""
         if after < (1 - goals.LEVEL) * measured:  # its goal asks for few
             of = f" {count}{of}, as many as its goal asks"
+        elif before and not whole:
+            of = f" {count}"
         of += f", {before:,} before" if before else ""
         return Verdict(f"It forgot{of}", "good")
     if after > before:
