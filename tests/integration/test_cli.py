@@ -351,7 +351,7 @@ def test_a_model_that_has_overflowed_is_not_saved(
 @pytest.mark.parametrize(("failing", "why"), [
     ("--learning_rate 1e30 --weight_decay 1e30 --optim sgd", "diverged"),
     ("--max_steps 1", "No space left on device; make room, and give the same command again"),
-    ("--save_strategy steps --save_steps 1", "No space left on device; make room, and"),
+    ("--save_strategy steps --save_steps 1", "No space left on device; make room, and give the same command again"),
 ])  # fmt: skip
 def test_a_run_that_fails_leaves_the_one_that_it_was_to_replace(
     sh, done, tmp_path, unlearn, few_digits, monkeypatch, failing, why

@@ -358,6 +358,14 @@ def test_a_run_goes_on_without_lines_of_its_log_that_are_lost(
     code, out, _ = cli("verify", "run", "--no_models")
     assert (code, "does not" in out) == (0, False), out
     assert cli("report", "run")[0] == 0
+    broken(2, "--model", "model", folder="other")
+    names, _, *layers = Path("other/layers.jsonl").read_text().splitlines()
+    Path("other/layers.jsonl").write_text("\n".join([names, *layers, ""]))
+    assert resume("other")[0] == 0
+    assert Path("other/layers.jsonl").read_text().splitlines()[: 1 + len(layers)] == [
+        names,
+        *layers,
+    ]
 
 
 def test_a_run_goes_on_as_it_began_or_not_at_all(tmp_path, saved_model, broken, resume):

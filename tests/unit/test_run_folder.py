@@ -223,20 +223,28 @@ def test_a_model_is_flushed_to_the_disk_before_it_is_in_its_place(begun, monkeyp
 def test_too_little_room_is_refused_as_an_earlier_run_stays_until_another_is_saved(
     begun, monkeypatch
 ):
-    left = ".model.ab12cd_9/model/model.safetensors"  # by a run that was killed
-    fill(begun, {"model/model.safetensors": "x" * 600, left: "x" * 600})
     disk = SimpleNamespace(total=10_000, free=5_000)
     monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
     RunFolder(begun.parent / "new/one").check_room(5_000)
-    RunFolder(begun, resume=True).check_room(5_600)
-    message = r"takes 5.6e-06 GB, while the earlier run stays; make room, or"
-    with pytest.raises(HamuError, match=message):
-        RunFolder(begun, overwrite=True).check_room(5_600)
-    message = r"new has room for 5e-06 GB, what is saved at the end takes 5.6e-06 GB; make room, or"
-    with pytest.raises(HamuError, match=message):
-        RunFolder(begun.parent / "new").check_room(5_600)
+    message = r"has room for 5e-06 GB, what is saved at the end takes 5.6e-06 GB{}; make room, or"
+    for new, how, stays in (
+        ("new", {}, ""),
+        ("out", {"overwrite": True}, ", while the earlier run stays"),
+    ):
+        with pytest.raises(HamuError, match=message.format(stays)):
+            RunFolder(begun.parent / new, **how).check_room(5_600)
     disk.total = 0  # not known
     RunFolder(begun.parent / "new").check_room(5_600)
+
+
+def test_what_a_killed_run_was_writing_goes_before_another_begins(begun):
+    left = {
+        ".model.ab12cd_9/model/model.safetensors": "x",
+        ".checkpoint-staged/checkpoint-2/x": "x",
+    }
+    fill(begun, left | {"model/model.safetensors": "x"})
+    with RunFolder(begun, overwrite=True):
+        assert names_in(begun) == ["config.yaml", "inputs.json", "model"]
 
 
 def test_what_a_broken_off_removal_has_left_may_go(begun, monkeypatch):

@@ -40,7 +40,7 @@ _OF_RUNS = (
     *(files.ATTACK, files.ATTACK_PICTURE, files.ATTACK_FOLDER),
     "tensorboard",
 )
-# What an interrupted write or removal has left, see `hamu.files`.
+# Files that an interrupted write or removal has left, see `hamu.files`.
 _NAMES = "|".join(map(re.escape, (*_OF_RUNS, *_OF_COMPARISONS)))
 _LEFT = re.compile(rf"\.(({_NAMES})\.([a-z0-9_]{{8}}|removed|tmp)|{CHECKPOINT}[a-z0-9_.]+)")
 
@@ -89,6 +89,9 @@ class RunFolder:
     def __enter__(self) -> Self:
         if is_main():  # from the start: what finds another run in its place at its end is lost
             self._acquire()
+            for path in self.path.iterdir():
+                if self.has(MARK) and _LEFT.fullmatch(path.name):
+                    files.remove_whole(path)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -124,15 +127,12 @@ class RunFolder:
                 made.rmdir()
 
     def check_room(self, size: int) -> None:
-        """Check that there is room for so many bytes; an earlier run gives way to a whole one."""
+        """Check that there is room for so many bytes, beside an earlier run."""
 
         def room() -> float:
             here = next(one for one in (self.path, *self.path.parents) if one.exists())
             disk = shutil.disk_usage(here)
-            left = [] if self._overwrite else self._stale()
-            old = (file for one in left for file in (one, *one.rglob("*")))
-            freed = sum(file.lstat().st_size for file in old if file.is_file())
-            return disk.free + freed if disk.total else math.inf  # some file systems say nothing
+            return disk.free if disk.total else math.inf  # some file systems say nothing
 
         free = from_main(room)
         if free < size:
@@ -196,16 +196,16 @@ class RunFolder:
         for name in names if is_main() else ():
             (self.prepare() / name).unlink(missing_ok=True)
 
-    def keep_lines(self, name: str, step: int) -> int:
-        """Leave of a log only the undamaged lines of steps up to this one; count them."""
+    def keep_lines(self, name: str, step: int) -> list[str]:
+        """Leave of a log only the undamaged lines of steps up to this one; return them."""
         if not is_main() or not self.has(name):
-            return 0
+            return []
         kept: list[str] = []
         for line in (self.path / name).read_bytes().split(b"\n"):
             with suppress(ValueError, TypeError, KeyError, RecursionError):
                 kept += [line.decode() + "\n"] if json.loads(line)["step"] <= step else []
         self.write_text(name, "".join(kept))
-        return len(kept)
+        return kept
 
     @property
     def _remedy(self) -> str:
@@ -283,10 +283,10 @@ class RunFolder:
                 getattr(other, "save_pretrained", other)(beside)
             for one in (*beside.rglob("*"), beside):
                 files.sync(one)
-            begin()
             self.prepare()
             files.replace_folder(beside, target)
             files.sync(self.path)
+            begin()
         return target
 
 

@@ -1,6 +1,7 @@
 """`hamu.train` and `hamu.unlearn`: the jobs that change a model and save it; or plan it."""
 
 import math
+import os
 import shlex
 import signal
 import time
@@ -118,7 +119,8 @@ def _is_complete(folder: RunFolder, last: str) -> bool:
     if not (folder.has(last) and folder.has(EVALUATION) and place.is_dir()):
         return False
     with reading(f"the model in {place} is damaged", f"; remove that folder, {again}"):
-        storage.open_tensors(place.glob("*.safetensors"))
+        if not storage.open_tensors(place.glob("*.safetensors")):
+            raise ValueError("it has no weights")
     why = read_record(folder.path)[1] if last == RECORD else ""
     if why:
         raise HamuError(f"{folder.path / RECORD} is damaged: {why}; remove it, {again}")
@@ -197,7 +199,8 @@ def leaving_in_order(command: str, trainer: ResumableTrainer) -> Iterator[None]:
     step, folder = trainer.state.global_step, shlex.quote(str(trainer.args.output_dir))
     saved = f"step {step} is saved in {trainer.checkpoints.path(step)}"
     several = world_size() > 1
-    program = f"torchrun --nproc_per_node {world_size()} -m hamu" if several else "hamu"
+    here = os.environ.get("LOCAL_WORLD_SIZE", world_size())
+    program = f"torchrun --nproc_per_node {here} -m hamu" if several else "hamu"
     way = f"go on with: {program} {command} --resume --output_dir {folder}"
     raise Interrupted(f"interrupted by {trainer.interrupted_by}; {saved}; {way}", number)
 
@@ -342,12 +345,12 @@ def _saved_bytes(task: Task, model: Any) -> int:
 
 
 def _save(
-    task: Task, folder: RunFolder, model: Any, begin: Callable[[], object], **card: Any
+    task: Task, folder: RunFolder, model: Any, begin: Callable[[], object] | None, **card: Any
 ) -> str:
     """Save a model with its card, and merged if asked for; returns why that failed."""
     card |= {"four_bit": task.run.load_in_4bit}
     beside = *task.beside_model(), partial(write_model_card, **card)
-    folder.save_model(model, *beside, begin=begin)
+    folder.save_model(model, *beside, begin=begin or folder.prepare)
     try:
         if task.run.merge and hasattr(model, "peft_config"):
             folder.save_model(storage.merged(model), *beside, name=MERGED)
@@ -390,7 +393,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
     goal = trainer.goal_run.figures()
     if goal is not None:
         before = f"before the run {goal['before']['forgotten']:,} were"
-        lasts = "; whether that lasts: hamu attack" if goal["after"]["forgotten"] else ""
+        is_more = goal["after"]["forgotten"] > goal["before"]["forgotten"]
+        lasts = "; whether that lasts: hamu attack" if is_more else ""
         yield f"{forgotten_words(goal)}; {before}{lasts}"
     if attacker:
         yield attacker

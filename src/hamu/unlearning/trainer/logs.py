@@ -73,15 +73,14 @@ class StepLog(TrainerCallback):
         in_layers = bool(logged) + sum(one % self._every == 0 for one in logged)
         for log, wanted in ((STEPS, len(logged)), (LAYERS, in_layers)):
             kept = self._folder.keep_lines(log, step)
-            self._names_blocks = kept > 0
-            if kept < wanted:
-                has = (
-                    f"{self._folder.path / log} has {kept} of its {wanted} lines up to step {step}"
-                )
-                _logger.warning("%s; the log of this run will lack the others", has)
-                if log == LAYERS:  # whose first line names the blocks
-                    self._folder.remove(LAYERS)
-                    self._names_blocks = False
+            if len(kept) < wanted:
+                place, few = self._folder.path / log, f"{len(kept)} of its {wanted}"
+                lost = f"{place} has {few} lines up to step {step}"
+                _logger.warning("%s; the log of this run will lack the others", lost)
+            if log == LAYERS:
+                self._names_blocks = bool(kept) and "blocks" in kept[0]
+                if kept and not self._names_blocks:
+                    self._folder.remove(LAYERS)  # they are of blocks unknown
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin the folder once a step was taken, or where an earlier run is in it, once a
@@ -261,11 +260,12 @@ class Tracker(TrainerCallback):
 
     def _begin(self, state: Any, control: Any) -> None:
         self._has_begun = True
-        self._trainer.before_saving()  # an earlier run in the same folder gives way
         for variable, value in _KEPT_BACK.items():
             os.environ.setdefault(variable, value)
         tracker = self._tracker
         if isinstance(tracker, integration_utils.TensorBoardCallback) and not tracker.logging_dir:
+            if self._trainer.before_saving is not None:
+                self._trainer.before_saving()  # an earlier run in the same folder gives way
             # by itself it would take a name with the host's in it
             tracker.logging_dir = str(Path(str(self._trainer.args.output_dir)) / "tensorboard")
         tracker.on_train_begin(self._settings, state, control, **self._model)

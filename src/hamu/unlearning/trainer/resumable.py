@@ -107,16 +107,23 @@ class Checkpoints:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self.staged = self._folder / STAGED  # transformers writes into it
+        self._has_one = False  # of the run under way
 
     def path(self, step: int) -> Path:
         """Place of the checkpoint of a step."""
         return self._folder / f"{CHECKPOINT}{step}"
 
     @contextmanager
-    def writing(self, step: int) -> Iterator[Path]:
-        """Folder to write into, the checkpoint of this step once all processes have written."""
+    def writing(self, step: int, begin: Callable[[], Any] = lambda: None) -> Iterator[Path]:
+        """Folder to write into, the checkpoint of this step once all processes have written.
+
+        It is whole when the run may `begin`, for which an earlier run gives way.
+        """
         failure = f"the checkpoint of step {step} cannot be written into {self._folder}"
-        with finding_room(failure, "and go on from the one before with --resume"):
+        remedy = "and give the same command again"
+        if self._has_one:
+            remedy = "and go on from the one before with --resume"
+        with finding_room(failure, remedy):
             from_main(self._remove_left)
             try:
                 inside = self.staged / f"{CHECKPOINT}{step}"  # the name that transformers gives it
@@ -125,11 +132,15 @@ class Checkpoints:
                 barrier()
                 if is_main():
                     seal(inside)
+                    begin()
                     replace_folder(inside, self.path(step))
                     sync(self._folder)
             finally:
                 if is_main():
                     shutil.rmtree(self.staged, ignore_errors=True)
+        if not is_main():
+            begin()
+        self._has_one = True
         barrier()
 
     def _remove_left(self) -> None:
@@ -179,7 +190,9 @@ class Checkpoints:
                 remove_whole(path)
             return whole
 
-        return from_main(find)
+        found = from_main(find)
+        self._has_one = found is not None
+        return found
 
     def warn_of_earlier(self) -> None:
         """Warn where a run begins beside the checkpoints of another."""
@@ -227,7 +240,8 @@ class ResumableTrainer(Trainer):
 
     Attributes:
         beside_model: tokenizer or image processor, saved in each checkpoint with the model.
-        before_saving: called before each checkpoint is in its place, and before a tracker begins.
+        before_saving: called before each checkpoint is in its place, and before TensorBoard begins,
+            to clear the folder; without it an earlier run's checkpoints are warned of.
         interrupted_by: set to a reason, the run ends after its present step, and saves a
             checkpoint if any step was taken; `was_interrupted` is true once it has.
     """
@@ -244,7 +258,7 @@ class ResumableTrainer(Trainer):
         self.was_interrupted = False
         processing = kwargs.get("processing_class")
         self.beside_model: list[Any] = [] if processing is None else [processing]
-        self.before_saving: Callable[[], Any] = lambda: None
+        self.before_saving: Callable[[], Any] | None = None
         self.checkpoints = Checkpoints(str(args.output_dir))
         super().__init__(model, args, **kwargs)
         callbacks = kwargs.get("callbacks") or []
@@ -279,7 +293,7 @@ class ResumableTrainer(Trainer):
             raise HamuError(
                 f"the checkpoint {checkpoint} is damaged: {damaged}; resume from an older one"
             )
-        if not checkpoint:
+        if not checkpoint and self.before_saving is None:
             self.checkpoints.warn_of_earlier()
         if self.was_interrupted:  # in an earlier call; what asks before this one holds
             self.interrupted_by, self.was_interrupted = "", False
@@ -429,9 +443,9 @@ class ResumableTrainer(Trainer):
         if not self.has_begun:
             return
         state = self.state
-        with self.checkpoints.writing(state.global_step) as folder:
+        begin = () if self.before_saving is None else (self.before_saving,)
+        with self.checkpoints.writing(state.global_step, *begin) as folder:
             super()._save_checkpoint(model, trial)
-            self.before_saving()
             if state.best_global_step:  # the place that it will have
                 best = self.checkpoints.path(state.best_global_step)
                 state.best_model_checkpoint = str(best)
