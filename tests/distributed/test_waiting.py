@@ -135,6 +135,17 @@ def test_gradients_that_one_process_lacks_are_an_error_in_each(tmp_path):
                 found.append(str(error))
         return found
 
+    def alone(rank):  # replicas that have nothing to do with each other
+        own = [dist.new_group([one]) for one in range(2)][rank]
+        model = nn.parallel.DistributedDataParallel(nn.Linear(5, 1), process_group=own)
+        pair = PairedGradients(model, HamuQ(0.1, constraint_mode="relative"))
+        for collect in (pair.retain, pair.forget):
+            with collect():
+                model(torch.randn(6, 5) + rank).square().mean().backward()
+        return pair.combine().decision
+
+    (tmp_path / "alone").mkdir()
+    assert in_two_processes(alone, tmp_path / "alone") == ["step", "step"]
     for good, *bad in in_two_processes(parted, tmp_path):
         assert good == "step"
         assert all("call the model and backward() for one side before" in one for one in bad)

@@ -40,6 +40,9 @@ def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
         with pytest.raises(hamu.HamuError, match=r"is damaged: .*, and --resume makes it anew"):
             hamu.unlearn(resume=True, output_dir=str(result.folder))
         (result.folder / name).write_bytes(whole)
+    (result.folder / "model/model.safetensors").unlink()
+    with pytest.raises(hamu.HamuError, match="is damaged: it has no weights; remove that folder"):
+        hamu.unlearn(resume=True, output_dir=str(result.folder))
 
 
 @pytest.mark.parametrize("rows", [[1, 2], range(1, 3), np.array([1, 2]), torch.tensor([1, 2])])
