@@ -109,6 +109,13 @@ def high(count):
     return count, START + 0.06, 0.1, 9.0
 
 
+def above(count, too_high):
+    """The standing with so many records forgotten, some of which stand out."""
+    now = standing(count, START + 0.06)
+    now.losses[:too_high] = 9.0
+    return now
+
+
 def test_progress_after_going_back_is_that_over_the_state_gone_back_to():
     work = Work((3, START + 0.04), (9, START + 5.0), (5, START + 0.04)).run()
     assert (work.demand, work.controller.rate) == (0.1, 0.5 * work.controller._first_rate)
@@ -244,6 +251,21 @@ def test_a_run_that_misses_its_goal_names_the_nearest_state_beyond_the_budget(fo
     work.state.max_steps = 3
     [end] = work.run().ends
     assert f"{dear} --max_steps allows more" in end.text
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_a_run_at_its_goal_goes_on_while_more_than_a_tenth_stands_out(gives_up):
+    work = Work().start()
+    later = [above(8, 3)] * 40 if gives_up else [above(7, 0), above(8, 1)]
+    work.found = [above(8, 5), above(9, 6), above(8, 3), *later]  # fewer too high: better
+    while not work.ends:
+        work.step()
+    [end] = work.ends
+    assert (end.kind, work.controller.reached) == ("goal", True)
+    assert end.text.startswith("the goal is reached: 8 of 10 records are forgotten")
+    assert work.weights == (3 if gives_up else 5)
+    assert (", 3 of them with losses that stand out above it" in end.text) == gives_up
+    assert (end.text.endswith("30 measurements in a row lowered no more of these")) == gives_up
 
 
 @pytest.mark.parametrize(("stop", "is_called_off", "kind", "text"), [

@@ -8,11 +8,12 @@ targets, with HAMU-Q on the bounded objective as the engine:
         take the mean of the weights over them (Polyak averaging; not in a lasting run)
         measure every forget record and some retain records
         keep the state if it is within the budget and has the most records forgotten so far, or as
-            many and less missing (a lasting run: also if it has the share, for the longer it has
-            run, the better it lasts), by all retain records too whenever half of what they had left
-            of the budget is used up
-        end if the share is reached within the budget, by all retain records too (a lasting run:
-            also after fine-tuning a copy, twice in a row)
+            many and less missing (once the share is reached: with fewer too high; a lasting run:
+            any that has the share, for the longer it has run, the better it lasts), by all retain
+            records too whenever half of what they had left of the budget is used up
+        end if the share is reached within the budget, by all retain records too, and at most a
+            tenth is too high (a lasting run: if it is reached after fine-tuning a copy, twice in a
+            row, however high)
         the budget is exceeded           ->  φ halved: the steps repair the retain loss. If φ was
             above a fifth (φ a tenth then; not in a lasting run), or the loss still rises at the
             least φ (η halved): back to the best state, unless half of what that misses is done (a
@@ -29,8 +30,9 @@ Large demands reach an easy goal in few steps. A hard one needs small demands: t
 ones shows late, because of momentum, and takes long to repair.
 
 It ends with the state kept last: of all that were measured within the budget, the start included,
-the one that has the most records forgotten; in a lasting run, the latest that has the share, if one
-has. It ends: k steps have a bound, and so has their number.
+the one that has the most records forgotten, or with the share the fewest too high; in a lasting
+run, the latest that has the share, if one has. It ends: k steps have a bound, and so has their
+number.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from hamu.unlearning.goals import (
     Goal,
     Standing,
     StopReason,
+    above_in_words,
     record_losses,
     share_in_words,
 )
@@ -68,6 +71,7 @@ _RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
 _WARM_UP = 20  # steps
 _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
+_TOO_HIGH = 2 * LEVEL  # of the records; models retrained without them had at most 8.4 %
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _WORTH_REPAIR = 0.5  # of what the best state misses, at most
 _REHEARSALS = 2  # in a row that a lasting run has to stand
@@ -79,7 +83,7 @@ _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
     *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
-    "_next_check",
+    *("_next_check", "_best_too_high"),
 )
 
 
@@ -105,7 +109,7 @@ class Controller(TrainerCallback):
         self.ended = self.reached = False  # reached: ahead too, if it looks ahead
         self.rate = self.rate_of_step = self._first_rate = 0.0
         self.start_loss = math.nan  # the budget counts from it
-        self._best_count, self._best_cost, self._records = -1, math.inf, 0
+        self._best_count, self._best_cost, self._records, self._best_too_high = -1, math.inf, 0, 0
         self._best_missing = self._least_missing = self._last_missing = self._last_cost = math.inf
         self._next_check = 0.5 * self.budget  # cost from which all retain records are measured
         self._idle = self._lasted = self._last_too_high = 0
@@ -228,16 +232,17 @@ class Controller(TrainerCallback):
         within = now.is_finite and cost <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
         is_there = within and self._is_there(now)
-        if is_there or (within and self._is_better(now)):
+        is_done = is_there and not self._stands_out(now)
+        is_kept = is_done or (within and self._is_better(now))
+        if is_kept:
             cost = self._checked_cost(cost, is_there)
             within = cost <= self.budget
-        if within and self._is_better(now):
+        if within and is_kept:
             self._idle = 0 if now.count > self._best_count else self._idle
             self._keep(now)
-        if within and is_there:
-            self._keep(now)
-            self.reached = True
-            self._finish("goal", f"the goal is reached: {self._words()}")
+            self.reached = is_there or self.reached
+        if within and is_done:
+            self._finish("goal", self.goal_sentence)
             return False
         if within and now.missing < 0.95 * self._least_missing:
             self._least_missing, self._idle = now.missing, 0
@@ -280,10 +285,17 @@ class Controller(TrainerCallback):
             self._change(rate=1.5)
 
     def _is_better(self, now: Standing) -> bool:
-        if self._work.lookahead is not None and now.share >= self._goal.share:
+        if now.share >= self._goal.share and self._work.lookahead is not None:
             return True  # the longer it has run, the better it lasts
+        if now.share >= self._goal.share and self.reached:
+            return int(now.too_high.sum()) < self._best_too_high
         is_as_good = now.count == self._best_count
         return now.count > self._best_count or (is_as_good and now.missing < self._best_missing)
+
+    def _stands_out(self, now: Standing) -> bool:
+        """True if more records are too high than would be after retraining, and may be lowered."""
+        most = _TOO_HIGH * len(now.losses)
+        return self._work.lookahead is None and int(now.too_high.sum()) > most
 
     def _is_there(self, now: Standing) -> bool:
         """True if enough records are forgotten, and with look-ahead stay so after fine-tuning."""
@@ -320,7 +332,7 @@ class Controller(TrainerCallback):
             return self._best_count / len(now.losses) >= self._goal.share > now.share
         too_high = int(now.too_high.sum())
         is_lost = now.missing > self._last_missing / _PROGRESS
-        return is_lost or too_high > max(2 * LEVEL * len(now.losses), self._last_too_high)
+        return is_lost or too_high > max(_TOO_HIGH * len(now.losses), self._last_too_high)
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -361,6 +373,7 @@ class Controller(TrainerCallback):
         self._good = self._good or [torch.empty_like(p) for p in self._parameters]
         torch._foreach_copy_(self._good, self._parameters)
         self._best_count, self._best_missing = now.count, now.missing
+        self._best_too_high = int(now.too_high.sum())
         self._records = len(now.losses)
         self.steps_of_best = self._work.trainer.steps_taken
         self._best_cost = now.retain_loss - self.start_loss + self._beyond
@@ -386,6 +399,9 @@ class Controller(TrainerCallback):
         self._settle()
         counted = "measurements" if self._work.lookahead is None else "cycles on retain data"
         many = f"{self._patience} {counted} in a row"
+        if self.reached:
+            self._finish("goal", f"{self.goal_sentence}; {many} lowered no more of these")
+            return
         has_share = self._best_count / self._records >= self._goal.share
         lasts = self._work.lookahead is not None and has_share  # and what is kept is the latest
         better = "that lasts" if lasts else "better"
@@ -451,7 +467,8 @@ class Controller(TrainerCallback):
             lasting += f"; of the model before {start}"
         return (
             f"{self._best_count:,} of {self._records:,} records are forgotten "
-            f"(goal {self._goal.kind}, {share_in_words(self._goal.share)} wanted{lasting}), "
+            f"(goal {self._goal.kind}, {share_in_words(self._goal.share)} wanted{lasting})"
+            f"{above_in_words(self._best_too_high, self._records)}, "
             f"retain loss {self._best_cost:+.4f} of {self.budget:+g} allowed"
         )
 

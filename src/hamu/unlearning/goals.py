@@ -418,11 +418,17 @@ def forgotten_words(goal: Mapping[str, Any]) -> str:
     count, records, high = (goal["after"][name] for name in ("forgotten", "records", "too_high"))
     are, whole = "is" if count == 1 else "are", goal.get("sampled_from")
     sample = f", drawn from {whole:,}," if whole else ""
-    beyond = f", {high:,} of them with losses that stand out above it"
     doubt = "".join(f" ({one})" for one in goal.get("doubts", ()))
     return (
         f"{count:,} of {records:,} records{sample} {are} forgotten by the goal {goal_name(goal)}"
-        f"{beyond if high > LEVEL * records else ''}{doubt}"  # unseen ones do as often by chance
+        f"{above_in_words(high, records)}{doubt}"
+    )
+
+
+def above_in_words(high: int, records: int) -> str:
+    """Count of the records that stand out above a goal, "" if it is no more than chance brings."""
+    return (
+        f", {high:,} of them with losses that stand out above it" if high > LEVEL * records else ""
     )
 
 
