@@ -83,6 +83,14 @@ def settle(run, *, forget=1.0, retain=-0.1, accuracy=0.0):
         after |= {"loss": before["loss"] + by, "accuracy": before["accuracy"] + right}
 
 
+def judged(folder, goal, attack=LASTING, **changes):
+    """A run with this goal, attacks and changes of the losses."""
+    run = replace(example_run(folder), attack=attack)
+    settle(run, **changes)
+    run.evaluation["goal"] = goal
+    return run
+
+
 @pytest.mark.parametrize("observed", [image_observations((NASTY, "b")), text_observations()])
 def test_a_page_stands_alone_and_its_data_are_never_code(tmp_path, observed):
     names = {"names": (NASTY, "b"), "blocks": [NASTY, "w"]}
@@ -202,49 +210,37 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
 ])  # fmt: skip
 def test_the_verdict_follows_all_figures(tmp_path, asked, lasts, forget, retain, headline, tone):
     attack = None if lasts == "no attack" else LASTING | {"lasts": lasts}
-    run = replace(example_run(tmp_path), attack=attack)
-    settle(run, forget=forget, retain=retain)
-    run.evaluation["goal"] = asked
-    found = verdict(run)
+    found = verdict(judged(tmp_path, asked, attack, forget=forget, retain=retain))
     assert (found.headline[: len(headline)], found.tone) == (headline, tone)
 
 
 def test_a_model_that_is_worse_than_chance_is_of_no_use_whatever_it_forgot(tmp_path):
-    run = replace(example_run(tmp_path), attack=LASTING | {"lasts": True})
-    settle(run, forget=1.0, retain=0.5)
-    run.evaluation["goal"] = ALL
+    run = judged(tmp_path, ALL, retain=0.5)
     assert verdict(run).tone == "mixed"
     run.evaluation["guessing_loss"] = run.evaluation["after"]["retain"]["loss"] - 0.1
-    assert verdict(run).headline.startswith("The model is of no use")
-    assert verdict(run).tone == "bad"
-
-
-@pytest.mark.parametrize(("auc", "of_retain_model", "records", "unseen", "told"), [
-    (0.03, None, 20, 20, "attacker"), (0.97, 0.5, 20, 20, "attacker"), (0.97, 0.95, 20, 20, ""),
-    (0.75, None, 20, 20, ""), (0.97, None, 9, 20, ""), (0.97, None, 20, 9, ""),
-    (None, None, 20, 20, ""), (0.0, 0.0, 20, 20, ""), (0.61, 0.19, 20, 20, "AUC"),
-])  # fmt: skip
-def test_the_verdict_names_a_successful_attacker(
-    tmp_path, auc, of_retain_model, records, unseen, told
-):
-    run = replace(example_run(tmp_path), attack=LASTING | {"lasts": True})
-    settle(run, forget=1.0, retain=-0.1)
-    run.evaluation["goal"], after = ALL, run.evaluation["after"]
-    scores = {"min_k": 0.5, "min_k_plus_plus": auc}
-    after["membership_inference"], after["forget"] = scores, after["forget"] | {"samples": records}
-    after["test"] |= {"samples": unseen}
-    after["retain_model"] = None
-    if of_retain_model is not None:
-        theirs = scores | {"min_k_plus_plus": of_retain_model}
-        after["retain_model"] = {"membership_inference": theirs}
     found = verdict(run)
-    words = {
-        "attacker": "; an attacker tells the forget records from unseen ones (by min k plus plus, "
-        f"AUC {auc})",
-        "AUC": f"; the model's AUC of membership inference by min k plus plus is {auc}, the retain model's "
-        f"{of_retain_model}",
-    }
-    assert found.headline == f"It forgot, {BETTER}; it lasts{words.get(told, '')}"
+    assert (found.headline[:24], found.tone) == ("The model is of no use: ", "bad")
+
+
+TELLS = "; an attacker tells the forget records from unseen ones (by min k plus plus, AUC {})"
+DIFFERS = (
+    "; the model's AUC of membership inference by min k plus plus is {}, the retain model's {}"
+)
+
+
+@pytest.mark.parametrize(("auc", "theirs", "records", "unseen", "told"), [
+    (0.03, None, 20, 20, TELLS), (0.97, 0.5, 20, 20, TELLS), (0.97, 0.95, 20, 20, ""),
+    (0.75, None, 20, 20, ""), (0.97, None, 9, 20, ""), (0.97, None, 20, 9, ""),
+    (None, None, 20, 20, ""), (0.0, 0.0, 20, 20, ""), (0.61, 0.19, 20, 20, DIFFERS),
+])  # fmt: skip
+def test_the_verdict_names_a_successful_attacker(tmp_path, auc, theirs, records, unseen, told):
+    run = judged(tmp_path, ALL)
+    after = run.evaluation["after"]
+    ours, retrained = ({"min_k": 0.5, "min_k_plus_plus": one} for one in (auc, theirs))
+    after |= {"membership_inference": ours, "retain_model": {"membership_inference": retrained}}
+    after["forget"]["samples"], after["test"]["samples"] = records, unseen
+    found = verdict(run)
+    assert found.headline == f"It forgot, {BETTER}; it lasts{told.format(auc, theirs)}"
     assert found.tone == ("mixed" if told else "good")
 
 
@@ -288,7 +284,7 @@ def test_runs_are_compared_with_the_first_whose_inputs_are_known(tmp_path):
 def test_changes_within_chance_are_no_change(tmp_path):
     risen, fallen, unsure = [0.1, 0.3], [-0.3, -0.1], [-0.1, 0.1]
     rose = "The forget loss rose"
-    run = replace(example_run(tmp_path), attack=LASTING)
+    run = judged(tmp_path, None)
     for forget, retain, accuracy, changes, headline in (
         (unsure, fallen, unsure, (-0.2, 0.0), "It did not forget"),
         (risen, unsure, unsure, (-0.2, 0.0), f"{rose}, {STAYED}"),
@@ -353,10 +349,8 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
 def test_a_run_that_diverged_and_went_back_has_come_to_its_end(tmp_path):
     file = write_run(tmp_path / "run") / "evaluation.json"
     content = json.loads(file.read_text())
-    figures = [
-        f"eval_{side}_{figure}" for side in ("forget", "retain") for figure in ("gain", "loss")
-    ]
-    content["trajectory"][-1] |= dict.fromkeys(figures)
+    last = content["trajectory"][-1]
+    last |= dict.fromkeys(last.keys() - {"step"})
     file.write_text(json.dumps(content))
     run = read_run(file.parent)
     assert len(run.points) == len(content["trajectory"]) - 1
@@ -431,6 +425,11 @@ def test_limits_show_two_thirds_of_the_trajectories_whole(trajectories):
     assert pictures.limits_of([*trajectories, still, still]) == limits
 
 
+def frontiers(*gram):
+    gram = PairGram(*(torch.tensor([value], dtype=torch.float64) for value in gram))
+    return {one.name: frontier(gram, one) for one in (HamuQ(), HamuU())}
+
+
 @pytest.fixture
 def drawn(monkeypatch):
     found, save = [], pictures.save_figure
@@ -442,10 +441,8 @@ def drawn(monkeypatch):
     (0.3, "absolute", ["the demand, 0.3"]), (0.5, "relative", ["the demand, 0.5"]), (7.0, "absolute", []),
 ])  # fmt: skip
 def test_frontiers_mark_a_demand_that_can_be_met(drawn, tmp_path, constraint, mode, label):
-    gram = PairGram(*(torch.tensor([value], dtype=torch.float64) for value in (1.0, 1.0, 0.5)))
     method = HamuQ(constraint=constraint, constraint_mode=mode)
-    found = {one.name: frontier(gram, one) for one in (HamuQ(), HamuU())}
-    pictures.plot_frontiers(found, method, tmp_path / "frontier.png")
+    pictures.plot_frontiers(frontiers(1.0, 1.0, 0.5), method, tmp_path / "frontier.png")
     for axes, marked in zip(drawn[0].axes, (label, []), strict=True):
         labels = [line.get_label() for line in axes.get_lines()]
         assert [text for text in labels if text.startswith("the")] == marked
@@ -455,9 +452,8 @@ def test_no_two_ticks_of_small_gains_run_into_each_other(drawn, tmp_path):
     runs = [(name, [Gains(0.0, 0.0), Gains(0.0177, 0.2)], Gains(0.0177, 0.2)) for name in STYLES]
     runs += [("ga", [Gains(0.0, 0.0), Gains(-0.065, -0.0965)], Gains(-0.065, -0.0965))]
     pictures.plot_comparison(runs, {"pcgrad-one-sided": 0.0213}, tmp_path / "comparison.png")
-    gram = PairGram(*(torch.tensor([v * 1e-4], dtype=torch.float64) for v in (6.0, 9.0, -5.0)))
-    found = {one.name: frontier(gram, one) for one in (HamuQ(), HamuU())}
-    pictures.plot_frontiers(found, HamuQ(0.5, "relative"), tmp_path / "frontier.png")
+    method = HamuQ(0.5, "relative")
+    pictures.plot_frontiers(frontiers(6e-4, 9e-4, -5e-4), method, tmp_path / "frontier.png")
     for figure in drawn:
         labels = [one for one in figure.axes[0].get_xticklabels() if one.get_text()]
         boxes = [one.get_window_extent() for one in labels]
