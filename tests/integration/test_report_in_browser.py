@@ -38,7 +38,7 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     names = (NASTY, "b")
     short = example_run(folder, "images", image_observations(names), names=names)
-    long = example_run(folder, "texts", text_observations(), steps=20_000, is_text=True)
+    long = example_run(folder, "texts", text_observations(), steps=20_000)
     page = report_page([short, long], contents=True)
     (folder / "page.html").write_text(page, encoding="utf-8")
     return folder / "page.html"
