@@ -5,6 +5,7 @@ import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 import torch
@@ -200,138 +201,105 @@ def test_answers_begin_behind_the_prompt_and_words_are_counted_in_any_script(tex
     assert _after(tokenizer, [*tokens, 5], 0, 99, {5}) == len(tokens) - 1, "the end is no token"
 
 
-def result_of(kind, **curves):
-    """A result of relearn-retain: of each model a figure at every 20 steps."""
+def result_of(kind, unlearned, original=None, retrained=None, at=(0, 20, 40)):
+    """A result of relearn-retain: of each model a figure at each of these steps."""
     name = "loss" if kind == "text" else "recognised"
+    curves = {"unlearned": unlearned, "original": original, "retrained": retrained}
     outcomes = {
-        role: Outcome(range(0, 20 * len(at), 20), {name: tuple((value,) for value in at)})
-        for role, at in curves.items()
+        role: Outcome(at[: len(values)], {name: tuple((value,) for value in values)})
+        for role, values in curves.items()
+        if values
     }
     return AttackResult(kind, {"relearn-retain": outcomes})
 
 
-@pytest.mark.parametrize(
-    ("kind", "curves", "expected"),
-    [
-        ("image", {"unlearned": (0.0, 0.94), "retrained": (0.0, 0.0)}, False),
-        ("image", {"unlearned": (0.0, 0.10), "retrained": (0.0, 0.0)}, True),
-        ("image", {"unlearned": (0.0, 0.12)}, False),
-        ("image", {"unlearned": (0.2, 0.27), "original": (1.0, 1.0)}, True),
-        ("image", {"unlearned": (0.2, 0.29), "original": (1.0, 1.0)}, False),
-        ("image", {"unlearned": (1.0, 1.0), "original": (1.0, 1.0)}, None),
-        # as much as of records that were never seen
-        ("image", {"unlearned": (0.95, 0.97), "original": (0.98, 0.98)}, None),
-        ("image", {"unlearned": (0.95, 0.97)}, None),
-        ("image", {"unlearned": (0.95, 0.97), "retrained": (0.95, 0.96)}, True),
-        # retrained with another seed, it generalises to others of them; nothing comes back
-        (
-            "image",
-            {"unlearned": (0.7, 0.62), "original": (1.0, 1.0), "retrained": (0.47, 0.47)},
-            True,
-        ),
-        (
-            "image",
-            {"unlearned": (0.7, 0.85), "original": (1.0, 1.0), "retrained": (0.47, 0.47)},
-            False,
-        ),
-        (
-            "image",
-            {"unlearned": (0.95, 0.96), "original": (1.0, 1.0), "retrained": (0.4, 0.4)},
-            False,
-        ),
-        # after 20 steps, though not after 40
-        ("image", {"unlearned": (0.0, 0.27, 0.0), "original": (0.98, 0.41, 0.01)}, False),
-        # the original would pass, too
-        ("image", {"unlearned": (0.0, 0.0), "original": (0.98, 0.09)}, None),
-        ("image", {"unlearned": (0.0, 0.0), "original": (0.98, 0.12)}, True),
-        (
-            "image",
-            {"unlearned": (0.2, 0.2), "original": (1.0, 0.5), "retrained": (0.3, 0.45)},
-            None,
-        ),
-        ("text", {"unlearned": (5.3, 4.0)}, None),
-        ("text", {"unlearned": (5.3, 4.0), "original": (1.8, 1.8)}, False),
-        ("text", {"unlearned": (5.3, 5.0), "original": (1.8, 1.8)}, True),
-        ("text", {"unlearned": (5.3, 5.7), "original": (1.8, 1.8)}, True),
-        # what fine-tuning does to the original too does not come back
-        ("text", {"unlearned": (2.2, 2.0), "original": (1.8, 1.6)}, True),
-        ("text", {"unlearned": (2.2, 2.0), "original": (1.8, 1.9)}, False),
-        ("text", {"unlearned": (5.3, 5.3), "original": (1.8, 2.4)}, True),
-        ("text", {"unlearned": (1.8006, 1.6), "original": (1.8, 1.6)}, None),
-        (
-            "text",
-            {"unlearned": (5.3, 1.4), "original": (1.8, 1.8), "retrained": (1.801, 1.5)},
-            False,
-        ),
-        ("text", {"unlearned": (5.3, 4.8), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
-        ("text", {"unlearned": (5.3, 4.5), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, False),
-        ("text", {"unlearned": (20.0, 8.0), "original": (1.8, 1.8), "retrained": (5.3, 5.1)}, True),
-        # nothing comes back in a retrained one whose loss rises
-        ("text", {"unlearned": (4.1, 3.9), "original": (0.1, 0.1), "retrained": (8.1, 9.1)}, True),
-        # above the retrained one at 20 steps, not at 40
-        ("text", {"unlearned": (8, 4.1, 3), "retrained": (4, 4, 3.3), "original": [1] * 3}, False),
-    ],
-)
-def test_the_verdict_follows_its_rule(kind, curves, expected):
-    result = result_of(kind, **curves)
+SURE = (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("kind", "unlearned", "original", "retrained", "expected"), [
+    ("image", (0.0, 0.94), None, (0.0, 0.0), False),
+    ("image", (0.0, 0.10), None, (0.0, 0.0), True),
+    ("image", (0.0, 0.12), None, None, False),
+    ("image", (0.2, 0.27), SURE, None, True),
+    ("image", (0.2, 0.29), SURE, None, False),
+    ("image", SURE, SURE, None, None),
+    # as much as of records that were never seen
+    ("image", (0.95, 0.97), (0.98, 0.98), None, None),
+    ("image", (0.95, 0.97), None, None, None),
+    ("image", (0.95, 0.97), None, (0.95, 0.96), True),
+    # retrained with another seed, it generalises to others of them; nothing comes back
+    ("image", (0.7, 0.62), SURE, (0.47, 0.47), True),
+    ("image", (0.7, 0.85), SURE, (0.47, 0.47), False),
+    ("image", (0.95, 0.96), SURE, (0.4, 0.4), False),
+    # after 20 steps, though not after 40
+    ("image", (0.0, 0.27, 0.0), (0.98, 0.41, 0.01), None, False),
+    # the original would pass, too
+    ("image", (0.0, 0.0), (0.98, 0.09), None, None),
+    ("image", (0.0, 0.0), (0.98, 0.12), None, True),
+    ("image", (0.2, 0.2), (1.0, 0.5), (0.3, 0.45), None),
+    ("text", (5.3, 4.0), None, None, None),
+    ("text", (5.3, 4.0), (1.8, 1.8), None, False),
+    ("text", (5.3, 5.0), (1.8, 1.8), None, True),
+    ("text", (5.3, 5.7), (1.8, 1.8), None, True),
+    # what fine-tuning does to the original too does not come back
+    ("text", (2.2, 2.0), (1.8, 1.6), None, True),
+    ("text", (2.2, 2.0), (1.8, 1.9), None, False),
+    ("text", (5.3, 5.3), (1.8, 2.4), None, True),
+    ("text", (1.8006, 1.6), (1.8, 1.6), None, None),
+    ("text", (5.3, 1.4), (1.8, 1.8), (1.801, 1.5), False),
+    ("text", (5.3, 4.8), (1.8, 1.8), (5.3, 5.1), True),
+    ("text", (5.3, 4.5), (1.8, 1.8), (5.3, 5.1), False),
+    ("text", (20.0, 8.0), (1.8, 1.8), (5.3, 5.1), True),
+    # nothing comes back in a retrained one whose loss rises
+    ("text", (4.1, 3.9), (0.1, 0.1), (8.1, 9.1), True),
+    # above the retrained one at 20 steps, not at 40
+    ("text", (8, 4.1, 3), (1, 1, 1), (4, 4, 3.3), False),
+])  # fmt: skip
+def test_the_verdict_follows_its_rule(kind, unlearned, original, retrained, expected):
+    result = result_of(kind, unlearned, original, retrained)
     assert lasts(result) is expected
-    ours = curves["unlearned"]
-    steps = 20 if ours[-1] == ours[0] else 20 * len(ours) - 20
+    steps = 20 if unlearned[-1] == unlearned[0] else 20 * len(unlearned) - 20
     heads = {True: f"It lasts: {steps} steps", False: f"It does not last: {steps} steps"}
     assert sentence(result).startswith(heads.get(expected, "Whether it lasts is open"))
     assert not re.search(r" -\d|\d{3}%", sentence(result).replace(" 100%", "")), "0% to 100%"
 
 
 @pytest.mark.parametrize(
-    ("ours", "original", "expected"),
-    [((0.0, 0.27, 0.0), (1.0, 0.9, 0.8), False), ((0.0, 0.0, 0.0), (1.0, 0.6, 0.05), None)],
+    ("unlearned", "original", "expected", "head"),
+    [
+        ((0.0, 0.27, 0.0), (1.0, 0.9, 0.8), False, "It does not last: 5 steps"),
+        ((0.0, 0.0, 0.0), (1.0, 0.6, 0.05), None, "Whether it lasts is open: the same steps"),
+    ],
 )
-def test_each_measured_step_is_judged_and_few_steps_prove_nothing(ours, original, expected):
-    curves = {
-        role: Outcome((0, 5, 20), {"recognised": tuple((value,) for value in values)})
-        for role, values in (("unlearned", ours), ("original", original))
-    }
-    result = AttackResult("image", {"relearn-retain": curves})
+def test_each_measured_step_is_judged_and_few_steps_prove_nothing(
+    unlearned, original, expected, head
+):
+    result = result_of("image", unlearned, original, at=(0, 5, 20))
     assert lasts(result) is expected
-    heads = {False: "It does not last: 5 steps", None: "Whether it lasts is open: the same steps"}
-    assert sentence(result).startswith(heads[expected])
+    assert sentence(result).startswith(head)
 
 
-def test_the_sentence_of_a_share_of_the_forgotten_names_the_forgotten():
-    curves = {"unlearned": (0.80, 0.81), "original": (0.99, 0.99)}
-    assert sentence(result_of("image", **curves)).endswith(
-        " from 80% to 81%, 5% of the 19% forgotten."
-    )
-    assert " of the " not in sentence(result_of("image", **curves, retrained=(0.80, 0.80)))
-    few = {"unlearned": (0.0, 0.003), "original": (1.0, 1.0)}
-    assert " from 0% to 0.3%, 0.3% of the 100% " in sentence(result_of("image", **few)), "not 0%"
-    others = {"unlearned": (0.57, 0.99), "original": (0.90, 0.98)}
-    assert " from 57% to 99%, 100% of the 33% " in sentence(result_of("image", **others))
-
-
-def test_a_model_that_never_saw_the_records_is_not_said_to_remember_them():
-    """A retrained model recognises as many of a random sample as the original."""
-    alike = {"unlearned": (1.0, 1.0), "original": (1.0, 1.0)}
-    assert sentence(result_of("image", **alike)) == (
-        "Whether it lasts is open: the model recognises 100% of the records before the attack, as "
-        "one that never saw them may; give --retain_model."
-    )
-    assert sentence(result_of("image", **alike, retrained=(0.0, 0.0))).endswith(
-        " open: the model does as well on the forget set as the original does."
-    )
-    without = result_of("image", unlearned=(1.0, 1.0), retrained=(0.0, 0.0))
-    assert sentence(without).endswith(" open: the model recognises all of the forget set.")
-
-
-def test_an_original_that_keeps_the_records_is_not_said_to_lose_them():
-    """Records that a model retrained without them recognises too, such as a random sample."""
-    kept = {"unlearned": (0.96, 1.0), "original": (1.0, 1.0), "retrained": (0.98, 0.98)}
-    assert sentence(result_of("image", **kept)) == (
-        "Whether it lasts is open: after 20 steps the original recognises 100% of them, the "
-        "retrained model 98%."
-    )
-    lost = {"unlearned": (0.0, 0.0), "original": (0.98, 0.09)}
-    assert sentence(result_of("image", **lost)).endswith(" too, from 98% to 9% in 20.")
+@pytest.mark.parametrize(("unlearned", "original", "retrained", "words"), [
+    # names the forgotten where a share of them comes back
+    ((0.80, 0.81), (0.99, 0.99), None, "It lasts: * from 80% to 81%, 5% of the 19% forgotten."),
+    ((0.80, 0.81), (0.99, 0.99), (0.80, 0.80), "It lasts: * to 81% (a model retrained without them: 80%)."),
+    ((0.0, 0.003), SURE, None, "It lasts: * from 0% to 0.3%, 0.3% of the 100% forgotten."),
+    ((0.57, 0.99), (0.90, 0.98), None, "It does not last: * from 57% to 99%, 100% of the 33% forgotten."),
+    # a model that never saw the records does not remember them
+    (SURE, SURE, None, "Whether it lasts is open: the model recognises 100% of the records before the "
+     "attack, as one that never saw them may; give --retain_model."),
+    (SURE, SURE, (0.0, 0.0), "* open: the model does as well on the forget set as the original does."),
+    (SURE, None, (0.0, 0.0), "* open: the model recognises all of the forget set."),
+    # an original that keeps the records does not lose them
+    ((0.96, 1.0), SURE, (0.98, 0.98), "Whether it lasts is open: after 20 steps the original recognises "
+     "100% of them, the retrained model 98%."),
+    ((0.0, 0.0), (0.98, 0.09), None, "Whether * too, from 98% to 9% in 20."),
+])  # fmt: skip
+def test_the_sentence_names_what_comes_back_or_why_it_is_open(
+    unlearned, original, retrained, words
+):
+    found = sentence(result_of("image", unlearned, original, retrained))
+    assert fnmatchcase(found, words), found
 
 
 def test_robustness_compares_with_the_retain_model_and_with_the_weights_as_saved():
