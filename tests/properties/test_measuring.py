@@ -110,14 +110,9 @@ def test_units_of_float32_gradients_do_not_matter_over_their_whole_range(method,
         side, sign = (sides[1], -1.0) if method is HamuQ else (sides[0], 1.0)
         demand = theirs.weights.constraint.demand.item()
         assert sign * flat(grads).dot(flat(side)).item() == pytest.approx(demand, rel=1e-3), units
-
-
-def test_an_infinite_gradient_is_not_taken_for_a_large_one():
-    g = torch.Generator().manual_seed(0)
-    retain, forget = (torch.randn(60_000, generator=g) for _ in range(2))
     retain[7] = float("inf")
-    step, _ = combine(HamuQ(0.5, constraint_mode="relative"), [retain], [forget])
-    assert (step.decision, step.reason, step.finite) == ("skip", "a gradient is not finite", False)
+    step, _ = combine(plan, [retain], [forget], max_grad_norm=None)
+    assert (step.decision, step.finite) == ("skip", False), "infinite is not large"
 
 
 @pytest.mark.parametrize("by_matmul", [True, False])
