@@ -105,7 +105,7 @@ def _settings(model: Any, *, is_greedy: bool) -> Iterator[None]:
 
 
 def _batches(lengths: Sequence[int], room: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Batches of prompts of similar length, all with room for the same number of tokens."""
+    """Positions of prompts of similar length with room for the same number of tokens."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     for _, group in groupby(order, key=room.__getitem__):  # falls with the length
         places = list(group)
@@ -234,8 +234,6 @@ def tofu_report(
 def _likelihoods(
     model: Any, tokenizer: Any, name: str, texts: TextRecords, batch_size: int, max_length: int
 ) -> dict[str, Any]:
-    """All figures that need no generation."""
-
     def predicted(records: TextRecords) -> TokenPredictions:
         return predict_tokens(model, encode(records, tokenizer, max_length), batch_size)
 

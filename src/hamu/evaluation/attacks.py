@@ -6,6 +6,7 @@ Fine-tuning, quantization, prefilled and repeated prompts.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import takewhile
 from math import comb
 from statistics import fmean
 from typing import Any, Literal, Self
@@ -192,10 +193,7 @@ def lasts(result: AttackResult) -> bool | None:
 
 
 def _given_back(result: AttackResult, role: str, steps: int) -> float:
-    """Share of the forgotten that relearn-retain gives back to a model, see `lasts`.
-
-    Of texts it leaves out the fall of the loss that the same steps give the original.
-    """
+    """Share given back by relearn-retain; of texts beyond the fall of the original's loss."""
     by_model = result.outcomes[RELEARN_RETAIN]
     start, after = (by_model[role].mean(result.figure, at) for at in (0, steps))
     if result.kind == "image":
@@ -251,7 +249,6 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
 
 
 def _original_passes(by_model: Mapping[str, Outcome]) -> str:
-    """Reason for an open verdict where the original itself would pass."""
     shares = {role: one.mean("recognised", _AT_LEAST) for role, one in by_model.items()}
     left = percent(shares[ORIGINAL])
     if RETRAINED in shares:
@@ -412,8 +409,6 @@ def attack_each(
 
 @dataclass(frozen=True)
 class _Attacker:
-    """Attacks on one model."""
-
     model: nn.Module
     data: AttackData
     settings: AttackSettings
@@ -421,7 +416,6 @@ class _Attacker:
     advance: Callable[[int], None]
 
     def skipped(self) -> dict[str, str]:
-        """Reason for each attack that these data do not allow."""
         data, found = self.data, {}
         if len(data.forget) < 2:
             found[RELEARN_FEW] = "it needs two forgotten records, one to relearn and one to look at"
@@ -436,7 +430,6 @@ class _Attacker:
         return {name: why for name, why in found.items() if name in asked}
 
     def relearned(self, name: str) -> Outcome:
-        """Curves of fine-tuning, one for each seed."""
         data, settings, model = self.data, self.settings, self.model
         most, last = (settings.value(f"attack_{n}", data.kind) for n in ("records", "steps"))
         points = (*(point for point in _POINTS if point < last), last)
@@ -468,7 +461,6 @@ class _Attacker:
         size, steps = (settings.value(f"attack_{n}", data.kind) for n in ("batch_size", "steps"))
 
         def drawn(records: Any, size: int) -> Iterator[list[Any]]:
-            """Records in as many rounds as it takes, each reshuffled."""
             generator = torch.Generator().manual_seed(seed)
             order = RandomSampler(records, num_samples=size * steps, generator=generator)
             for rows in BatchSampler(order, size, drop_last=False):
@@ -486,7 +478,6 @@ class _Attacker:
         return (collate(one + other) for one, other in both), others
 
     def asked(self, name: str) -> Outcome:
-        """Outcome of an attack that does not train."""
         data, settings, model = self.data, self.settings, self.model
         is_rounding = name == QUANTIZE
         most = settings.measured(name, len(data.forget), data.kind)
@@ -513,7 +504,6 @@ class _Attacker:
 def _outcome(
     at: Sequence[int], rows: Sequence[Sequence[Figures]], accuracies: Sequence[float] = ()
 ) -> Outcome:
-    """Outcome of the figures of each strength and seed."""
     figures = {name: tuple(tuple(one[name] for one in row) for row in rows) for name in rows[0][0]}
     return Outcome(at, figures, tuple(accuracies))
 
@@ -569,13 +559,10 @@ def _has_prompts(data: TextData) -> bool:
 
 def _after(tokenizer: Any, tokens: list[int], start: int, words: int, ends: Collection[int]) -> int:
     """Position behind the first words of an answer, in front of its last token."""
-    last = len(tokens) - (2 if tokens[-1] in ends else 1)
-    end = start
-    while (
-        words and end < last and len(words_of(tokenizer.decode(tokens[start : end + 1]))) <= words
-    ):
-        end += 1
-    return min(end, max(start, last))
+    last = max(start, len(tokens) - (2 if tokens[-1] in ends else 1))
+    ways = range(start + 1, last + 1) if words else ()
+    said = takewhile(lambda end: len(words_of(tokenizer.decode(tokens[start:end]))) <= words, ways)
+    return max(said, default=start)
 
 
 def _answered(model: Any, data: AttackData, records: TextData, seed: int | None = None) -> Tensor:

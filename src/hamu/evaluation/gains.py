@@ -94,12 +94,10 @@ class Level(NamedTuple):
 
 
 def state_at(entries: Iterable[Mapping[str, Any]], level: Level) -> dict[str, float] | None:
-    """Figures of the best state of a run at a level; None if it never gets there.
+    """Figures of the best state of a run at a level (docs/compare.md); None if it never gets there.
 
-    For forget=X that with the least retain loss of those with a forget loss of X or more, for
-    retain=Y that with the highest forget loss of those with a retain loss of Y or less. States
-    between two evaluations count, linearly, unless the larger loss is more than twice the level.
-    `evaluated` is the next evaluated step that is there. A run that diverged ends before.
+    States between two evaluations count, linearly, unless the larger loss is more than twice the
+    level. `evaluated` is the next evaluated step that is there. A run that diverged ends before.
     """
     key, sign = f"eval_{level.side}_loss", 1.0 if level.side == "forget" else -1.0
     names = [f"eval_{side}_{figure}" for side in Gains._fields for figure in ("loss", "gain")]

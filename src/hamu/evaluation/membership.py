@@ -52,10 +52,8 @@ class AttackScores:
 
     @property
     def tpr(self) -> float | None:
-        """Largest share of members above a threshold that at most 1% of the nonmembers exceed.
-
-        TPR at 1% FPR (Carlini et al. 2022); with fewer than 100 nonmembers, at no false positive.
-        None as `auc`.
+        """TPR at 1% FPR (Carlini et al. 2022): the largest share of members above a threshold that
+        at most 1% of the nonmembers exceed; None as `auc`.
         """
         if self.auc is None:
             return None
@@ -75,11 +73,9 @@ def membership_inference(
 ) -> dict[str, float] | None:
     """Attack the losses by a logistic regression (after Shokri et al. 2017), and by a threshold.
 
-    `accuracy` is of the regression's guesses in cross-validation, above 0.5 if either side stands
-    out, `auc` the area under the ROC curve of low losses, `samples` the number in each group.
-
-    Each class contributes as many records of the forget as of the test set, so that telling classes
-    apart is no use. None if fewer than 5 records match, or a loss is not finite.
+    `accuracy` is of the regression's guesses in cross-validation, `auc` of low losses, `samples`
+    the number in each group: as many of each class, so that telling classes apart is no use. None
+    if fewer than 5 records match, or a loss is not finite.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -132,9 +128,8 @@ def aucs_of(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def most_telling(report: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
-    """Attack whose AUC is furthest from the right one, its AUC and the retain model's, if known.
-
-    That of the retain model is the right one, where there is one, else 0.5. None without an AUC.
+    """Attack whose AUC is furthest from the retain model's, or 0.5 where that is not known, with
+    both AUCs; None without an AUC.
     """
     theirs = aucs_of(report.get("retain_model") or {})
     known = {name: (auc, theirs.get(name)) for name, auc in aucs_of(report).items()}

@@ -69,18 +69,11 @@ def knowmem(answers: Sequence[str], references: Sequence[str], tokenizer: Any) -
 
 
 def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
-    """Share of answers that are no language by their form; None with fewer than 20 real texts.
+    """Share of answers that are no language by their form, see docs/metrics.md.
 
-    An answer is gibberish if it has no letter or digit, if more than half of its pairs of words
-    repeat earlier ones, or, from ten characters on (40 with fewer than 200 texts), if
-    Σ log p(c_i | c_i-2, c_i-1) ≤ Σ log p(c_i) over its characters: the trigrams of the texts,
-    interpolated with bigrams and unigrams by ½ each (by none where the texts lack the context),
-    explain it no better than the frequency of letters does. It needs no classifier of a hub, and
-    reads any language that the texts are in; words in a senseless order pass.
-
-    Args:
-        answers: at least one generated text.
-        texts: real texts of the same kind, such as the right answers of the retain set.
+    The trigram test is Σ log p(c_i | c_i-2, c_i-1) ≤ Σ log p(c_i) over an answer's characters, with
+    trigrams interpolated with bigrams and unigrams by ½ each (by none without the context).
+    `texts` are real ones of the same kind, such as right answers; None with fewer than 20.
     """
     if len(texts) < _FEWEST:
         return None

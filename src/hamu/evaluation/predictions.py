@@ -88,8 +88,8 @@ def predict(
     """Predict every image of a data set in evaluation mode; see `predict_logits`.
 
     `data` gives items with labels, or batches of them through `__getitems__`; `collate` makes a
-    batch of items. If `shared`, all processes share the work, and each must call it. An empty data
-    set is a HamuError, and so is a label that is no class.
+    batch of items. If `shared`, all processes share the work, and each must call it. A HamuError
+    if the data set is empty or a label is no class.
     """
     lengths = [0] * len(data)  # type: ignore[arg-type]
     logits, labels, _ = _predicted(model, data, lengths, batch_size, collate, _columns, shared)
@@ -113,11 +113,10 @@ def predict_tokens(
 ) -> TokenPredictions:
     """Predict the scored tokens of every text of a data set in evaluation mode.
 
-    Texts of similar length share a batch. Only the logits of scored tokens are computed, if the
-    model names its output layer (`get_output_embeddings`).
-
-    `data` gives items with input_ids and labels, e.g. `TextData`; `collate` pads a list of them. A
-    pass has `batch_size` texts, or less than 8,192 tokens. For the rest see `predict`.
+    Computes only the logits of scored tokens, if the model names its output layer
+    (`get_output_embeddings`). `data` gives items with input_ids and labels, e.g. `TextData`;
+    `collate` pads a list of them. A pass has `batch_size` texts of similar length, or less than
+    8,192 tokens. For the rest see `predict`.
     """
     texts = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
     lengths = [len(item["input_ids"]) for item in texts]
@@ -175,13 +174,11 @@ def _predicted(
     measure: Callable[[nn.Module, Mapping[str, Tensor]], Columns],
     shared: bool,
 ) -> Columns:
-    """Columns of all batches in the data's order, the last of them the record of each row.
-
-    Processes that share take a record each, in turns. Where the last turn has too few, some repeat
-    one, because a sharded model needs the same passes on each; the repetition is dropped.
-    """
+    """Columns of all batches in the data's order, the last of them the record of each row."""
     if not lengths:
         raise HamuError("the data set is empty: it has no record to predict")
+    # processes take a record each, in turns; in a last turn that has too few, some repeat one, as
+    # a sharded model needs the same passes on each
     world, place = (world_size(), rank()) if shared else (1, 0)
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     turns = [order[start : start + world] for start in range(0, len(order), world)]

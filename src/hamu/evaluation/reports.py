@@ -115,10 +115,7 @@ def _inference(predictions: Mapping[str, Predictions], seed: int) -> dict[str, A
 def _against_retraining(
     of_sets: Mapping[str, Mapping[str, float]], test: str, inference: Mapping[str, float] | None
 ) -> dict[str, float | None]:
-    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024b) to the retain model.
-
-    None without the set `test`, that of the test data.
-    """
+    """Tug-of-war (Zhao et al. 2024) and average gap (Fan et al. 2024b); None without test data."""
     if test not in of_sets:
         return {"tug_of_war": None, "average_gap": None}
     gaps = [abs(of_sets[name]["accuracy_difference"]) for name in ("forget", "retain", test)]
@@ -173,10 +170,8 @@ def intervals(
 ) -> dict[str, tuple[float, float]]:
     """95% percentile bootstrap intervals of a set's figures (Efron 1979) over its records.
 
-    With `before`, of another model on the same records, of the change since: a record's difficulty
-    cancels in the difference. The tokens of a text depend on each other, so each draw takes a text
-    as a whole. A figure that is not finite, over fewer than two records, or the same in every draw
-    (5 of 5 right) has no interval.
+    With `before`, of another model on the same records, they are of the change since. A figure that
+    is not finite, over fewer than two records, or the same in every draw has no interval.
     """
     columns = _per_record(predictions)
     if before is not None:
@@ -240,9 +235,8 @@ def build_metrics() -> dict[str, Metric]:
 def further_figures(
     predictions: BySet, reference: BySet | None, taken: Collection[str] = ()
 ) -> dict[str, float | None]:
-    """Figures of these metrics by name; None and a warning for one that fails.
-
-    One with a name that is `taken`, by a figure of the report, is left out with a warning.
+    """Figures of these metrics by name; with a warning None for one that fails, and none for one
+    whose name is `taken` by a figure of the report.
     """
     try:
         metrics = build_metrics()
