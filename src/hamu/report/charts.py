@@ -50,10 +50,7 @@ class Chart:
 
 
 def _series(name: str, xy: Any, color: str, mode: str = "lines", **trace: Any) -> go.Scatter:
-    """Series of finite values, thinned by `extremes`; plotly renders markup, so texts are escaped.
-
-    `hovertext` is a text for each point, other keywords are properties of plotly's scatter trace.
-    """
+    """Series of finite values, thinned; texts are escaped, as plotly renders markup."""
     xs, ys = (np.asarray(part, dtype=float) for part in xy)
     kept = extremes(ys)
     if "hovertext" in trace:
@@ -81,10 +78,7 @@ def _plane(traces: Sequence[Any], x: str, y: str, slope: int = 0, **more: Any) -
 
 
 def _heat(table: pd.DataFrame, x: str, **look: Any) -> go.Figure:
-    """Heat map of a table, its first row on top; NaN leaves a cell empty.
-
-    Cells that a screen cannot show are merged into the one of the largest magnitude.
-    """
+    """Heat map of a table, its first row on top; of cells too many the largest magnitudes stay."""
     for _ in range(2):  # rows, then columns
         size = len(table)
         starts = np.unique(np.linspace(0, size, min(size, _CELLS), endpoint=False).astype(int))
@@ -194,17 +188,17 @@ def _over_steps(lines: Sequence[go.Scatter], unit: str) -> go.Figure:
 
 def layer_charts(layers: Mapping[str, pd.DataFrame]) -> list[Chart]:
     """Heat maps of cosθ and ‖Δw‖ of every block, without those that hold no figure."""
+    both = {"colorscale": "RdBu_r", "zmin": -1, "zmax": 1}
     looks: dict[str, tuple[str, str, Any]] = {
-        "cos": ("cosθ: where both gradients meet", "cosθ %{z:.3g}", {"zmin": -1, "zmax": 1}),
-        "change": ("‖Δw‖: where the weights moved", "10^%{z:.2f}", {}),
+        "cos": ("cosθ: where both gradients meet", "cosθ %{z:.3g}", both),
+        "change": ("‖Δw‖: where the weights moved", "10^%{z:.2f}", {"colorscale": "Blues"}),
     }
     charts = []
     for key, found in layers.items():
         values = found if key == "cos" else np.log10(found.where(found > 0))
         if np.isfinite(values).any(axis=None):
             title, cell, look = looks[key]
-            look |= {"colorscale": "RdBu_r" if key == "cos" else "Blues"}
-            look |= {"hovertemplate": f"%{{y}}, step %{{x}}: {cell}<extra></extra>"}
+            look["hovertemplate"] = f"%{{y}}, step %{{x}}: {cell}<extra></extra>"
             values = values.rename("{:,}".format).T
             values.index = values.index.str.removesuffix(".weight")
             charts.append(Chart(key, title, _heat(values, "step", **look), wide=True))
@@ -289,9 +283,8 @@ def answer_probabilities(found: TextObservations, contents: bool) -> Chart:
 def class_accuracy(
     evaluation: Mapping[str, Any], classes: Sequence[str], contents: bool
 ) -> list[Chart]:
-    """Accuracy by class before and after, on the test set if there is one.
-
-    Classes are numbered by `classes`, those of the data; without it, as they are measured.
+    """Accuracy by class before and after, on the test set if there is one; without contents classes
+    are numbered, by `classes` if given.
     """
     after = evaluation["after"]
     measured = [n for n in ("test", "retain") if "per_class_accuracy" in after.get(n, {})]

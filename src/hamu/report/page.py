@@ -21,7 +21,7 @@ from plotly.offline import get_plotlyjs
 import hamu
 from hamu.errors import counted
 from hamu.evaluation.attacks import AttackResult
-from hamu.evaluation.gains import Gains, gains_of
+from hamu.evaluation.gains import gains_of
 from hamu.evaluation.membership import attacker_words, auc_of
 from hamu.report import charts, tables
 from hamu.report.pictures import looks_of
@@ -67,20 +67,17 @@ def verdict(run: Run) -> Verdict:
         if run.steps.filter([f"{side}_loss" for side in SIDES]).tail(1).isna().any(axis=None):
             return Verdict(f"Not finished: a loss of step {run.last_step:,} is not finite", "bad")
         return Verdict(f"Not finished: step {run.last_step:,} so far", "open")
-    gains, goal = gains_of(run.evaluation), run.goal
-    if not all(map(math.isfinite, gains)):
+    goal = run.goal
+    if not all(map(math.isfinite, gains_of(run.evaluation))):
         return Verdict("The model's losses are not finite", "bad")
     if run.evaluation["after"]["retain"]["loss"] > run.evaluation.get("guessing_loss", math.inf):
         return Verdict("The model is of no use: on what is to stay it is worse than chance", "bad")
     found = _forgotten(run)
-    if found.tone != "bad":
-        found = _kept(run, gains, found)
-    if found.tone == "bad":
+    for further in (_kept, _lasting):
+        found = found if found.tone == "bad" else further(run, found)
+    headline, tone = found
+    if tone == "bad":
         return found
-    found = _lasting(run, found)
-    if found.tone == "bad":
-        return found
-    headline, tone = found.headline, found.tone
     for telling in filter(None, (_too_high(goal), attacker_words(run.evaluation["after"]))):
         headline, tone = f"{headline}; {telling}", "mixed" if tone == "good" else tone
     if goal and goal["budget"] is not None and not goal["reached"]:
@@ -108,7 +105,7 @@ def _lasting(run: Run, found: Verdict) -> Verdict:
 
 
 def _too_high(goal: Mapping[str, Any] | None) -> str:
-    """Count the records that stand out, if more than unseen ones do by chance; else ""."""
+    """Count the records that stand out, if more than unseen ones do by chance."""
     high, records = (goal["after"][name] for name in ("too_high", "records")) if goal else (0, 0)
     return f"{high:,} stand out by high losses" if high > goals.LEVEL * records else ""
 
@@ -149,10 +146,11 @@ def _forgotten(run: Run) -> Verdict:
     return Verdict(f"{said}: {count}, {before:,} before", "mixed" if rose else "bad")
 
 
-def _kept(run: Run, gains: Gains, found: Verdict) -> Verdict:
+def _kept(run: Run, found: Verdict) -> Verdict:
     """Add the change on the retain set."""
     loss, accuracy = _change(run, "retain", "loss"), _change(run, "retain", "accuracy")
-    if loss > 0 and -gains.retain >= gains.forget and found.tone != "good":
+    kept, forgot = run.gains or (0.0, 0.0)
+    if loss > 0 and -kept >= forgot and found.tone != "good":
         return Verdict("It lost more on what is to stay than it forgot", "bad")
     if loss > 0 or accuracy < 0:
         return Verdict(f"{found.headline}, at a price on what is to stay", "mixed")

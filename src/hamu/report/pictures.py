@@ -201,10 +201,7 @@ def draw_trajectories(
 
 
 def plot_attacks(result: attacks.AttackResult, path: Path) -> None:
-    """Draw the forgotten records over the strength of each attack, a panel each, and save it.
-
-    Lines are means over seeds, bands reach from the lowest to the highest.
-    """
+    """Draw the forgotten records over the strength of each attack: means and ranges over seeds."""
     count = max(1, len(result.outcomes))  # none where all attacks are skipped
     figure = new_figure(4.2 * count, 3.8)
     panels = figure.subplots(1, count, squeeze=False)

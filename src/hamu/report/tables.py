@@ -194,11 +194,10 @@ def further_table(reports: Mapping[str, Report]) -> Table:
 
 def _further(report: Report) -> dict[str, Any]:
     inference = report.get("membership_inference") or {"auc": None}
-    found = {"membership " + name.replace("auc", "AUC"): one for name, one in inference.items()}
-    found.pop("membership samples", None)
+    names = {name: name.replace("auc", "AUC").replace("_", " ") for name in inference}
+    found = {f"membership {names[one]}": inference[one] for one in names if one != "samples"}
     found |= {"PrivLeak": report["privleak"]} if "privleak" in report else {}
-    named = {name.replace("_", " "): one for name, one in found.items()}
-    return {**named, **report.get("metrics", {})}
+    return {**found, **report.get("metrics", {})}
 
 
 # Attacks
@@ -312,20 +311,14 @@ def _in_files(rows: Sequence[Row]) -> Table:
     return comparison_table(rows, [*COLUMNS[:-2], *further, *COLUMNS[-2:]])
 
 
-# Columns that a narrow screen goes without.
-_LEFT_OUT = (
-    *("promise_kept", "retain_model_auc", "seconds", "at_test_accuracy", "forget_probability"),
-    *("test_probability", "forget_accuracy", "ended", "at_step", "steps", "membership_auc"),
-    *("utility", "test_accuracy", "retain_accuracy", "forgotten"),
-)
+# columns that a narrow screen goes without
+_LEFT_OUT = {one.key for one in RESULTS} - {"at_gain", "relearned", "forget_gain", "retain_gain"}
+_LEFT_OUT |= {"ended", "seconds"}
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A comparison on the screen: without settings that all rows share.
-
-    A terminal that is too narrow for all columns goes without some.
-    """
+    """A comparison on the screen, without settings that all rows share."""
 
     rows: Sequence[Row]
 
