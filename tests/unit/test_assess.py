@@ -273,8 +273,8 @@ def random_parts(sizes=(9, 11), blocks=3):
         noise = [1.5 * torch.randn(m, 40, generator=draw, dtype=F64) for m in sizes]
         both = torch.cat([sign * common + n for sign, n in zip(signs, noise, strict=True)])
         products.append(both @ both.T / 100)
-    shares = [torch.full((m,), 1 / m, dtype=F64) for m in sizes]
-    return PartedGram(torch.stack(products), *shares, 1e-16)
+    shares = tuple(torch.full((m,), 1 / m, dtype=F64) for m in sizes)
+    return PartedGram(torch.stack(products), shares, 1e-16)
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.5])
@@ -337,7 +337,7 @@ def test_the_noise_scale_is_that_of_the_records_whatever_the_parts(measured, rec
         shares = torch.tensor(cuts, dtype=F64).diff() / measured
         both = torch.cat([parts, parts])
         unmeasured = (1 - measured / records, 1 - measured / records)
-        parted = PartedGram((both @ both.T)[None], shares, shares, 1e-16, unmeasured)
+        parted = PartedGram((both @ both.T)[None], (shares, shares), 1e-16, unmeasured)
         scale = parted.noise_scale("forget", measured)
         assert scale == pytest.approx(parted.noise_scale("retain", measured))
         found.append(math.nan if scale is None else 1 / scale)  # its reciprocal has no pole
@@ -355,7 +355,7 @@ def test_a_sample_of_the_records_tells_kappa_and_the_cosine_of_all():
     for seed in range(60):
         noise = torch.randn(2, parts, 60, generator=draw, dtype=F64) * (0.2 * parts / 60) ** 0.5
         both, shares = ((sides + noise) / parts).flatten(0, 1), torch.full((parts,), 1 / parts)
-        parted = PartedGram((both @ both.T)[None], shares.double(), shares.double(), 1e-7)
+        parted = PartedGram((both @ both.T)[None], (shares.double(),) * 2, 1e-7)
         of_sample.append(parted.gram().cos.item())
         parted = parted._replace(unmeasured=(1.0, 1.0))
         found.append([parted.gram().cos.item(), parted.gram().dot.item()])

@@ -95,9 +95,8 @@ class Assessment:
 
     @property
     def worthwhile_batch(self) -> int | None:
-        """Largest batch worth its price, in records: the larger noise scale, if both are known.
-
-        Up to it doubling saves a quarter to half of the steps (McCandlish et al. 2018, Sec. 2.2).
+        """Largest batch worth its price, in records: the larger noise scale, if both are known
+        (McCandlish et al. 2018, Sec. 2.2).
         """
         scales = [math.inf if one is None else one for one in self.noise_scales.values()]
         most = max(self.records.values())
@@ -265,7 +264,7 @@ def assess_model(
         found["noise_scales"] = {s: parted.noise_scale(s, used[s]) for s in SIDES}
         demand = learning_rate * found.pop("clipped_demand") / found["clip"][1]
         if samples:
-            found |= _second_order_if_it_fits(assessed, gradients, demand, samples)
+            found |= _second_order(assessed, gradients, demand, samples)
         for side, other in (SIDES[::-1], SIDES) if conflicts else ():
             found["conflicts"][side] = _conflicts(assessed, side, gradients[other], used[side])
     return Assessment(
@@ -331,22 +330,10 @@ def _first_order(
     }
 
 
-def _second_order_if_it_fits(assessed: AssessedModel, *asked: Any) -> dict[str, Any]:
-    try:
-        return _second_order(assessed, *asked)
-    except torch.OutOfMemoryError:
-        warnings.warn(
-            f"the curvature is left out: its {LANCZOS} directions, each as large as the trained "
-            f"weights, do not fit in the device's memory",
-            stacklevel=3,
-        )
-        return {}
-
-
 def _second_order(
     assessed: AssessedModel, gradients: Mapping[str, list[Tensor]], demand: float, samples: int
 ) -> dict[str, Any]:
-    """Spectrum of the retain Hessian on some records, and the second-order condition."""
+    """Spectrum of the retain Hessian and the second-order condition, if they fit in memory."""
     positions, parameters = assessed.positions("retain", samples), assessed.parameters
     size = min(assessed.batch_size, FULL_BATCH)
     batches = list(assessed.batches("retain", positions, size))
@@ -363,10 +350,18 @@ def _second_order(
         done += 1
         return found
 
-    spectrum = lanczos(product, parameters, steps=LANCZOS, tolerance=1e-2, seed=assessed.seed)
-    form = parameters[0].device, at_least_float32(*parameters)
-    g_r, g_f = (torch.cat([g.flatten().to(*form) for g in gradients[side]]) for side in SIDES)
-    condition = second_order(product, g_r, g_f, spectrum, demand)
+    try:
+        spectrum = lanczos(product, parameters, steps=LANCZOS, tolerance=1e-2, seed=assessed.seed)
+        form = parameters[0].device, at_least_float32(*parameters)
+        g_r, g_f = (torch.cat([g.flatten().to(*form) for g in gradients[side]]) for side in SIDES)
+        condition = second_order(product, g_r, g_f, spectrum, demand)
+    except torch.OutOfMemoryError:
+        warnings.warn(
+            f"the curvature is left out: its {LANCZOS} directions, each as large as the trained "
+            f"weights, do not fit in the device's memory",
+            stacklevel=3,
+        )
+        return {}
     return {"curvature": spectrum, "second_order": condition}
 
 

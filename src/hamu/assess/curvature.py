@@ -49,11 +49,10 @@ class Curvature:
 def hessian_product(
     loss_of_batch: Callable[[Any], Tensor], batches: Sequence[Any], parameters: Sequence[Tensor]
 ) -> Product:
-    """H·v of the sum of some batches' losses, by a second backward pass through each batch.
+    """H·v of the sum of some batches' losses, in float32 at least.
 
     `loss_of_batch` gives a batch's part of the loss. The graph of a single batch is kept from
-    product to product, which saves a third of each. Products are in float32 at least, each batch's
-    in the model's precision.
+    product to product, which saves a third of each.
     """
     kept: Sequence[Tensor] | None = None
     is_single = len(batches) == 1
@@ -95,8 +94,7 @@ def lanczos(
 ) -> Curvature:
     """Find a Hessian's largest eigenvalue by Lanczos' iteration with full orthogonalization.
 
-    Ends once its residual is the tolerance's share of it: the smallest eigenvalue may be well below
-    the value found. Keeps a direction for each step, as large as the parameters.
+    Ends once its residual is the tolerance's share of it; keeps a direction [P] for each step.
     """
     from scipy.linalg import eigh_tridiagonal
 
@@ -202,7 +200,7 @@ def second_order(
 
 
 class Solution(NamedTuple):
-    """Approximate solution x of A·x = g."""
+    """Approximate solution of A·x = g."""
 
     x: Tensor
     residual: Tensor  # g - Ax

@@ -143,9 +143,8 @@ def parted_gradient(
 
 
 def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) -> dict[str, int]:
-    """Parts of each side's gradient that fit into so many GB; 1 if too few for intervals.
-
-    At most one per full batch, but as many as intervals need; `used` has the records of each side.
+    """Parts of each side's gradient that fit into so many GB, at most one per full batch of the
+    `used` records, but as many as intervals need; 1 if too few for these.
     """
     size = sum(p.numel() * combine_dtype(p).itemsize for p in assessed.parameters)
     most = min(_MOST_PARTS, math.floor(memory * 1e9 / (2 * size)))
@@ -158,16 +157,14 @@ def kept_parts(assessed: AssessedModel, used: Mapping[str, int], memory: float) 
 class PartedGram(NamedTuple):
     """Dot products of all parts of both sides per block: the Gram of any reweighting of the parts.
 
-    `products` are [L, m_r + m_f, m_r + m_f], float64; `unmeasured` are the shares of the records of
-    each side that no part is of. The noise of a sample lengthens its gradient, on average by
-    ‖g‖² - ‖E g‖² = tr Σ/n, of which these shares are taken off.
+    The noise of a sample lengthens its gradient, on average by ‖g‖² - ‖E g‖² = tr Σ/n, of which
+    the shares `unmeasured` are taken off.
     """
 
-    products: Tensor
-    retain_shares: Tensor
-    forget_shares: Tensor
+    products: Tensor  # [L, m_r + m_f, m_r + m_f] float64
+    shares: tuple[Tensor, ...]  # of the predictions, [m_r] and [m_f]
     eps: float
-    unmeasured: tuple[float, float] = (0.0, 0.0)
+    unmeasured: tuple[float, ...] = (0.0, 0.0)  # share of each side's records in no part
 
     @classmethod
     def of(
@@ -193,23 +190,20 @@ class PartedGram(NamedTuple):
                 products[block] += (wide @ wide.T).to(device)
         eps = max(torch.finfo(combine_dtype(p)).eps for p in parameters)
         known = assessed.records
-        left = {side: 1.0 - (used or known)[side] / known[side] for side in SIDES}
-        return cls(products.cpu(), retain[1], forget[1], eps, (left["retain"], left["forget"]))
+        left = tuple(1.0 - (used or known)[side] / known[side] for side in SIDES)
+        return cls(products.cpu(), (retain[1], forget[1]), eps, left)
 
     def gram(self, *counts: Tensor) -> PairGram:
         """The Gram of the mean gradients with each part this often ([m_r], [m_f]); default once."""
-        shares = (self.retain_shares, self.forget_shares)
-        r, f = (
-            n.to(share) / (n * share).sum()
-            for n, share in zip(counts or map(torch.ones_like, shares), shares, strict=True)
-        )
+        pairs = zip(counts or map(torch.ones_like, self.shares), self.shares, strict=True)
+        r, f = (n.to(share) / (n * share).sum() for n, share in pairs)
         m = len(r)
         of_r = torch.einsum("i,lij->lj", r, self.products[:, :m])
         of_f = torch.einsum("i,lij->lj", f, self.products[:, m:, m:])
         squares = [of_r[:, :m] @ r, of_f @ f]
         for place, share in enumerate(self.unmeasured):
             if share:  # parts that are drawn again add as much noise once more
-                n = len(shares[place])
+                n = len(self.shares[place])
                 again = (n - 1) / n if counts else 0.0
                 squares[place] = squares[place] - (share + again) * self.noise(SIDES[place])
         retain, forget = (square.clamp(min=0) for square in squares)
@@ -220,9 +214,8 @@ class PartedGram(NamedTuple):
 
         Σ‖h_k‖²/s_k - ‖g‖² over m parts h_k of share s_k is (m - 1) tr Σ/n in expectation.
         """
-        m = len(self.retain_shares)
-        own = slice(m) if side == "retain" else slice(m, None)
-        shares = self.retain_shares if side == "retain" else self.forget_shares
+        place, m = SIDES.index(side), len(self.shares[0])
+        shares, own = self.shares[place], (slice(m), slice(m, None))[place]
         products = self.products[:, own, own]
         scored = shares > 0  # of a part without predictions nothing is known
         parted = (products.diagonal(dim1=1, dim2=2) / shares)[:, scored].sum(1)
@@ -233,10 +226,10 @@ class PartedGram(NamedTuple):
 
         McCandlish et al. (2018), Eq. 2.9, from the parts of `measured` records.
         """
-        gram, is_retain = self.gram(), side == "retain"
-        if len(self.retain_shares if is_retain else self.forget_shares) < 2:
+        gram, place = self.gram(), SIDES.index(side)
+        if len(self.shares[place]) < 2:
             return None
-        expected = (gram.retain_sq if is_retain else gram.forget_sq).sum()
+        expected = (gram.retain_sq, gram.forget_sq)[place].sum()
         noise = self.noise(side).sum().clamp(min=0)
         return (noise * measured / expected).item() if expected > 0 else None
 

@@ -128,7 +128,7 @@ def bootstrap(
 
     The method gives both variants their constraint. Fewer than 8 parts give no intervals.
     """
-    sizes = (len(parted.retain_shares), len(parted.forget_shares))
+    sizes = [len(shares) for shares in parted.shares]
     parts = min(sizes)
     if parts < FEWEST_PARTS:
         return None
