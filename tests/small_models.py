@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
+from hamu.evaluation import TokenPredictions
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
 from hamu.models.storage import save_model
@@ -63,3 +64,11 @@ def save_small_classifier(folder):
     shape = {"depth": 8, "width": 2, "num_channels": 1, "num_labels": 3}
     config = SmallResNetConfig(**shape, image_mean=[0.5], image_std=[0.3])
     SmallResNet(config).save_pretrained(folder)
+
+
+def token_predictions(losses, expected=-1.0, spread=1.0):
+    """Predictions of some records with these losses of their tokens, right where below 1."""
+    flat = torch.tensor([x for each in losses for x in each], dtype=torch.float64)
+    record = torch.tensor([i for i, each in enumerate(losses) for _ in each], dtype=torch.long)
+    moments = (torch.full_like(flat, value) for value in (expected, spread))
+    return TokenPredictions(flat, flat < 1.0, *moments, record, len(losses))

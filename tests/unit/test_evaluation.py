@@ -7,13 +7,13 @@ import pytest
 import torch
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
+from small_models import token_predictions
 from torch import nn
 
 from hamu import HamuError
 from hamu.data import ImageData
 from hamu.evaluation import (
     Predictions,
-    TokenPredictions,
     classifier_report,
     membership_inference,
     predict,
@@ -258,38 +258,29 @@ def test_log_odds_are_those_of_the_probabilities():
     assert sure.tolist() == [1000.0], "where p is 1 in float64"
 
 
-def test_rmia_compares_as_many_members_of_each_class_as_others():
+def test_shadow_figures_compare_as_many_members_of_each_class_as_others():
+    """RMIA asks the shadow models as trained, U-LiRA those that have unlearned."""
     forget, test = random_predictions(60, 0), random_predictions(30, 1)
     first, second = matched_by_class(forget.labels, test.labels, 42)
     labels = torch.cat([forget.labels, test.labels[second]])
-    trained = torch.stack([random_predictions(len(labels), seed).logits for seed in range(2, 6)])
-    shadows = ShadowPredictions(trained, None, torch.zeros(4, len(labels)))
+    trained, unlearned = (
+        torch.stack([random_predictions(len(labels), seed).logits for seed in seeds])
+        for seeds in (range(2, 6), range(6, 10))
+    )
+    holds = torch.stack([torch.arange(len(labels)) % 2 == n % 2 for n in range(4)])
     logits = torch.cat([forget.logits, test.logits[second]])
     log_p = [one.log_softmax(-1).gather(-1, labels[:, None])[:, 0] for one in (logits, *trained)]
     others = torch.arange(60, len(labels))
-    scores = rmia_scores(log_p[0], torch.stack(log_p[1:]), others)
-    expected = AttackScores(scores[first], scores[others])
-    found = shadow_figures(forget, test, shadows)
-    assert found == {"rmia_auc": expected.auc, "rmia_tpr_at_1_fpr": expected.tpr}
-
-
-def test_ulira_asks_the_shadow_models_that_have_unlearned():
-    forget, test = with_losses([0.5] * 12, [0] * 12), with_losses([0.5] * 12, [0] * 12)
-    holds = torch.stack([torch.arange(24) % 2 == n % 2 for n in range(4)])
-    trained, unlearned = (
-        torch.stack([random_predictions(24, seed).logits for seed in seeds]).double()
-        for seeds in (range(4), range(4, 8))
-    )
-    labels = torch.zeros(24).long()
-    sure = confidences(torch.cat([forget.logits, test.logits]), labels)
-    scores = ulira_scores(sure, confidences(unlearned, labels), holds)
-    found = shadow_figures(forget, test, ShadowPredictions(trained, unlearned, holds))
-    assert found["ulira_auc"] == AttackScores(scores[:12], scores[12:]).auc
-
-
-def test_one_in_a_hundred_others_may_score_higher():
-    others = torch.cat([torch.tensor([3.0]), torch.zeros(99)])
-    assert AttackScores(torch.tensor([2.0, 5.0]), others).tpr == 1.0
+    sure = (confidences(one, labels) for one in (logits, unlearned))
+    scores = {"rmia": rmia_scores(log_p[0], torch.stack(log_p[1:]), others)}
+    scores["ulira"] = ulira_scores(*sure, holds)
+    expected = {}
+    for name, values in scores.items():
+        one = AttackScores(values[first], values[others])
+        expected |= {f"{name}_auc": one.auc, f"{name}_tpr_at_1_fpr": one.tpr}
+    assert shadow_figures(forget, test, ShadowPredictions(trained, unlearned, holds)) == expected
+    found = shadow_figures(forget, test, ShadowPredictions(trained, None, holds))
+    assert found == {name: value for name, value in expected.items() if "rmia" in name}
 
 
 def test_ulira_is_the_ratio_of_two_normal_densities():
@@ -339,12 +330,6 @@ def test_tug_of_war_and_average_gap_follow_their_formulas():
     assert of_class["metrics"]["tug_of_war"] is None  # no test image of another class
 
 
-def texts(lengths, losses):
-    record = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    values = torch.tensor(losses, dtype=torch.float64)
-    return TokenPredictions(values, values < 1, values, values, record, len(lengths))
-
-
 def interval_of(values):
     """The 95% interval of a mean, and a tolerance for it."""
     error = values.std() / math.sqrt(len(values))
@@ -354,12 +339,12 @@ def interval_of(values):
 
 def test_tokens_of_one_text_are_drawn_together():
     """A hundred tokens of two texts are two observations: the ends are the texts' losses."""
-    before = texts([50, 50], [0.5] * 50 + [2.0] * 50)
+    before = token_predictions([[0.5] * 50, [2.0] * 50])
     found = intervals(before)
     assert found["loss"] == (0.5, 2.0)
     assert found["accuracy"] == (0.0, 1.0)
     assert found["probability"] == pytest.approx((math.exp(-2.0), math.exp(-0.5)))
-    after = texts([50, 50], [1.5] * 50 + [1.8] * 50)
+    after = token_predictions([[1.5] * 50, [1.8] * 50])
     assert intervals(after, before)["loss"] == pytest.approx((-0.2, 1.0))
 
 
@@ -374,7 +359,7 @@ def test_the_change_of_the_same_records_is_known_better_than_either_figure():
 
 
 def test_what_has_no_interval():
-    infinite = texts([1, 1], [math.inf, 1.0])
+    infinite = token_predictions([[math.inf], [1.0]])
     assert intervals(random_predictions(1, 0, 4)) == {}
     assert set(intervals(infinite)) == {"probability"}  # none of the tokens is right
     assert "loss" not in intervals(infinite, infinite)

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 import torch
+from small_models import token_predictions
 
 from hamu.data import TextRecord, TextRecords, encode, read_text
-from hamu.evaluation import TokenPredictions, open_unlearning
+from hamu.evaluation import open_unlearning
 from hamu.evaluation.answers import rouge_l
 from hamu.evaluation.memorization import (
     exact_memorization,
@@ -22,15 +23,9 @@ from hamu.models.language import new_language_model, new_tokenizer
 TEXTS = [record.answer for record in read_text("miniature").records]
 
 
-def tokens(*records):
-    correct = torch.tensor([right for record in records for right in record], dtype=torch.bool)
-    record = torch.tensor([number for number, one in enumerate(records) for _ in one])
-    zeros = torch.zeros(len(correct), dtype=torch.float64)
-    return TokenPredictions(zeros, correct, zeros, zeros, record, len(records))
-
-
 def test_extraction_strength_counts_the_right_tokens_at_the_end():
-    found = tokens([1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 0], [1, 0, 1, 1], [1], [0])
+    losses = [0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0], [0], [1]  # 1: wrong
+    found = token_predictions(losses)
     assert extraction_strength(found).tolist() == [1.0, 0.75, 0.0, 0.5, 1.0, 0.0]
     assert exact_memorization(found).tolist() == [1.0, 0.75, 0.75, 0.75, 1.0, 0.0]
 

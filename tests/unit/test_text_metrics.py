@@ -11,12 +11,12 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 from sklearn.metrics import roc_auc_score
+from small_models import token_predictions
 from transformers import MixtralConfig, MixtralForCausalLM, RwkvConfig, RwkvForCausalLM
 
 from hamu.data import TextRecord, TextRecords, collate, encode
 from hamu.errors import HamuError
 from hamu.evaluation import (
-    TokenPredictions,
     exact_memorization,
     extraction_strength,
     forget_quality,
@@ -89,15 +89,14 @@ def predicted(model, tokenizer, records, batch_size=4):
     return predict_tokens(model, encode(records, tokenizer), batch_size)
 
 
-@torch.no_grad()
 def token_logits(model, tokenizer, record):
     """Each answer token's id, and the float64 logits that predict it, from one unpadded pass."""
     prompt = tokenizer(record.prompt)["input_ids"]
     answer = [*tokenizer(record.answer)["input_ids"], tokenizer.eos_token_id]
     model.eval()
-    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0].double()
+    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
     model.train()
-    return [(token, logits[len(prompt) - 1 + place]) for place, token in enumerate(answer)]
+    return list(zip(answer, logits.double(), strict=True))
 
 
 def slow_log_p(model, tokenizer, record):
@@ -156,15 +155,8 @@ def slow_scores(model, tokenizer, record):
     }
 
 
-def of_losses(losses, expected=-1.0, spread=1.0):
-    flat = torch.tensor([x for each in losses for x in each], dtype=torch.float64)
-    record = torch.tensor([i for i, each in enumerate(losses) for _ in each], dtype=torch.long)
-    full = torch.full_like(flat, 1.0)
-    return TokenPredictions(flat, flat < 1.0, full * expected, full * spread, record, len(losses))
-
-
 def test_vanishing_and_enormous_likelihoods_give_no_nan():
-    sure, hopeless = of_losses([[0.0], [0.0]]), of_losses([[2000.0], [2000.0]])
+    sure, hopeless = token_predictions([[0.0], [0.0]]), token_predictions([[2000.0], [2000.0]])
     owner = torch.tensor([0, 1])
     assert truth_ratios(sure, hopeless, owner).tolist() == [0.0, 0.0]
     assert truth_ratios(hopeless, sure, owner).tolist() == [math.inf, math.inf]
@@ -312,11 +304,9 @@ def test_membership_scores_match_a_loop(model, tokenizer):
 
 def slow_gradient_score(model, tokenizer, record):
     """Mean over tensors of the L2 norm of the gradient of the record's mean -log p, by backward."""
-    model = copy.deepcopy(model).eval()
-    prompt = tokenizer(record.prompt)["input_ids"]
-    answer = [*tokenizer(record.answer)["input_ids"], tokenizer.eos_token_id]
-    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-    torch.nn.functional.cross_entropy(logits, torch.tensor(answer)).backward()
+    model = copy.deepcopy(model)
+    tokens, logits = zip(*token_logits(model, tokenizer, record), strict=True)
+    torch.nn.functional.cross_entropy(torch.stack(logits), torch.tensor(tokens)).backward()
     norms = [p.grad.square().sum().sqrt().item() for p in model.parameters() if p.grad is not None]
     return -mean(norms)
 
@@ -333,11 +323,11 @@ def test_gradient_norms_match_backward_and_leave_the_model_as_it_was(model, toke
     assert (alone != found).all(), "frozen tensors do not count"
 
 
-def test_the_reference_attack_takes_the_difference_of_losses():
-    ours, theirs = of_losses([[1.0, 2.0], [4.0]]), of_losses([[2.0, 5.0], [3.0]])
+def test_the_reference_attack_takes_the_difference_token_predictions():
+    ours, theirs = token_predictions([[1.0, 2.0], [4.0]]), token_predictions([[2.0, 5.0], [3.0]])
     same = {"retain": ours, "forget": ours, "test": theirs}
     other = {"retain": theirs, "forget": theirs, "test": ours}
-    broken = same | {"forget": of_losses([[math.inf], [1.0]])}
+    broken = same | {"forget": token_predictions([[math.inf], [1.0]])}
     for one, reference, auc in ((same, same, 0.5), (same, other, 0.75), (broken, same, None)):
         report = text_report(one, texts={name: ["a", "b"] for name in one}, reference=reference)
         assert report["metrics"]["mia_reference"] == auc
@@ -395,15 +385,22 @@ def test_logits_are_those_of_scored_tokens_alone_with_equal_figures(model, token
 
 def test_an_attack_with_scores_that_are_not_finite_has_no_figure():
     """An infinite logit has no mean log p: Min-K%++ is lost, the attacks without moments stand."""
-    sure = of_losses([[0.0, 3.0]], expected=0.0, spread=0.0)  # counts as a thousandth at least
+    sure = token_predictions(
+        [[0.0, 3.0]], expected=0.0, spread=0.0
+    )  # counts as a thousandth at least
     found = membership_scores(sure, ["text"])["min_k_plus_plus"].item()
     assert found == pytest.approx(-3.0 / 0.001)
     assert found == membership_scores(sure, ["text"])["min_k_plus_plus_40"], "a token at least"
-    some, broken = of_losses([[1.0]]), of_losses([[math.inf]])
+    some, broken = token_predictions([[1.0]]), token_predictions([[math.inf]])
     assert text_membership(broken, some, ["a"], ["a"]) is None
-    partly = of_losses([[1.0, 2.0, math.nan]])  # half precision may overflow at a single token
+    partly = token_predictions(
+        [[1.0, 2.0, math.nan]]
+    )  # half precision may overflow at a single token
     assert text_membership(partly, some, ["a"], ["a"]) is None
-    members, others = of_losses([[1.0], [0.5]], expected=math.nan), of_losses([[2.0], [0.75]])
+    members, others = (
+        token_predictions([[1.0], [0.5]], expected=math.nan),
+        token_predictions([[2.0], [0.75]]),
+    )
     found = text_membership(members, others, ["a"] * 2, ["a"] * 2)
     assert found == {name: None if "plus" in name else 0.75 for name in ATTACKS}
 
