@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import gram_at, hamu_q_update
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from hamu import HamuError, HamuQ, HamuU, build_method
 from hamu.assess import REGIMES, assess_model, assessment, frontier, plain_answer
@@ -30,10 +30,6 @@ class Points(Dataset):
         return {"pixel_values": self.x[i], "labels": self.y[i]}
 
 
-def collate(items):
-    return {key: torch.stack([item[key] for item in items]) for key in items[0]}
-
-
 def network(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).double()
@@ -44,7 +40,7 @@ QUICK = {"curvature_samples": 0, "conflicts": False}
 
 
 def assessed(retain=RETAIN, forget=FORGET, model=None, **settings):
-    return assess_model(model or network(), retain, forget, collate=collate, **settings)
+    return assess_model(model or network(), retain, forget, collate=default_collate, **settings)
 
 
 def gradient(model, data):
@@ -100,7 +96,8 @@ def test_records_in_conflict_are_told_apart_by_a_small_part_of_a_large_model():
     nn.init.constant_(bias, 1e-4)
 
     def single(items):
-        return collate([item | {"pixel_values": item["pixel_values"].float()} for item in items])
+        floats = [item | {"pixel_values": item["pixel_values"].float()} for item in items]
+        return default_collate(floats)
 
     found = assess_model(model, RETAIN, FORGET, collate=single, curvature_samples=0)
     sides = {"retain": RETAIN, "forget": FORGET}
@@ -184,7 +181,7 @@ def test_the_changes_in_the_verdict_are_those_of_the_losses_as_they_are():
 
 
 def test_the_parts_of_a_gradient_reweigh_to_any_sample():
-    found = AssessedModel(network().eval(), RETAIN, FORGET, collate, batch_size=10)
+    found = AssessedModel(network().eval(), RETAIN, FORGET, default_collate, batch_size=10)
     retain, forget = parted_gradient(found, "retain", 5), parted_gradient(found, "forget", 4)
     assert retain[1].sum() == pytest.approx(1)
     parted = PartedGram.of(found, retain, forget)
@@ -206,7 +203,7 @@ def test_the_parts_of_a_gradient_reweigh_to_any_sample():
 )
 def test_as_many_parts_are_kept_as_memory_allows_and_none_if_too_few(memory, dtype, records, parts):
     sets = Points(20, 1), Points(20, 2)
-    found = AssessedModel(nn.Linear(999, 1).to(dtype), *sets, collate, batch_size=1)
+    found = AssessedModel(nn.Linear(999, 1).to(dtype), *sets, default_collate, batch_size=1)
     assert kept_parts(found, {"retain": 20, "forget": records}, memory)["retain"] == parts
 
 
@@ -313,7 +310,8 @@ def test_a_part_in_which_nothing_is_scored_adds_no_noise():
     torch.manual_seed(0)
     tokens = torch.randint(5, (24, 4))
     labels = tokens.clone()
-    labels[AssessedModel(Untaught(5, 5), tokens, tokens, collate).positions("forget")[:2]] = -100
+    drawn = AssessedModel(Untaught(5, 5), tokens, tokens, default_collate).positions("forget")
+    labels[drawn[:2]] = -100
     records = [{"input_ids": ids, "labels": of} for ids, of in zip(tokens, labels, strict=True)]
     sample = {"batch_size": 16, "most_batches": 1}  # 8 parts of 2 records
     found = assessed(records, records, Untaught(5, 5), **sample, **QUICK)
@@ -381,25 +379,21 @@ def test_not_all_is_free_where_a_little_has_a_price(found):
     assert "is free (99.8%)" in judged.verdict.reason
 
 
+OFF = "with --stopping off (the criterion {} is met)"
+
+
 @pytest.mark.parametrize(
-    ("cosines", "asked", "stopping", "answer"),
+    ("cosines", "stopping", "answer"),
     [
-        (
-            [0.98],
-            0.5,
-            "aggregate",
-            "accept that with --stopping off (the criterion aggregate is met), ",
-        ),
-        ([0.98], 0.5, "off", "accept that, or start"),
-        ([0.5, 0.98], 0.5, "any", "start with --stopping off (the criterion any is met): "),
-        ([0.5, 0.98], 0.5, "aggregate", "start: "),
+        ([0.98], "aggregate", f"accept that {OFF}, "),
+        ([0.98], "off", "accept that, or start"),
+        ([0.5, 0.98], "any", f"start {OFF}: "),
+        ([0.5, 0.98], "aggregate", "start: "),
     ],
 )
-def test_it_says_where_the_stopping_criterion_would_end_the_run(
-    found, cosines, asked, stopping, answer
-):
-    judged = at_cosines(found, cosines, HamuQ(asked, "relative", stopping=stopping))
-    assert answer in plain_answer(judged)
+def test_it_says_where_the_stopping_criterion_would_end_the_run(found, cosines, stopping, answer):
+    judged = at_cosines(found, cosines, HamuQ(0.5, "relative", stopping=stopping))
+    assert answer.format(stopping) in plain_answer(judged)
     small_is_stopped = stopping == "any"  # by its hardest block, whatever is asked
     assert ("--stopping off" in judged.verdict.suggestion) == small_is_stopped
 
