@@ -63,7 +63,7 @@ def test_every_chart_is_drawn_without_error_or_request(opened, page):
             chart.querySelectorAll(".main-svg path, .main-svg image").length,
             chart.querySelector(".main-svg")?.getBoundingClientRect().width])"""
     )
-    assert len(charts) == 33
+    assert len(charts) == 34
     assert all(marks > 1 and width > 150 for marks, width in charts)
     assert opened.execute_script("return window.broken === undefined"), "data ran as code"
     fits = "return document.documentElement.scrollWidth <= window.innerWidth"
