@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 from run_files import write_rows
+from small_models import token_predictions
 
 from hamu.data import ImageData, TextRecord, TextRecords
-from hamu.evaluation import Predictions, TokenPredictions
+from hamu.evaluation import Predictions
 from hamu.report.run import (
     ImageObservations,
     TextObservations,
@@ -116,14 +117,11 @@ def image_observations(names=("a", "b"), count=40):
 def text_observations(count=30):
     record = TextRecord(f"Who is {NASTY}?", f" It is {NASTY}", {})
     texts = {n: TextRecords((record,) * count, NASTY, torch.arange(count)) for n in SIDES}
-    generator = torch.Generator().manual_seed(0)
-
-    def predicted():
-        losses = torch.rand(3 * count, dtype=torch.float64, generator=generator)
-        record = torch.arange(count).repeat_interleave(3)
-        return TokenPredictions(losses, losses < 0.5, -losses, losses + 0.1, record, count)
-
-    predictions = {role: {name: predicted() for name in SIDES} for role in ROLES}
+    losses = torch.rand(2, 3, count, 3, generator=torch.Generator().manual_seed(0)).tolist()
+    predictions = {
+        role: dict(zip(SIDES, map(token_predictions, sets), strict=True))
+        for role, sets in zip(ROLES, losses, strict=True)
+    }
     answers = {role: [f"{role} {NASTY}"] * 2 for role in ROLES}
     shown = {name: answered(texts[name].select([0, 1]), answers) for name in ("forget", "retain")}
     return TextObservations(predictions, texts, shown)
