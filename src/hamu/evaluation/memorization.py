@@ -69,7 +69,7 @@ def knowmem(answers: Sequence[str], references: Sequence[str], tokenizer: Any) -
 
 
 def gibberish(answers: Sequence[str], texts: Sequence[str]) -> float | None:
-    """Share of answers that are no language by their form, see docs/metrics.md.
+    """Share of answers, at least one, that are no language by their form; see docs/metrics.md.
 
     The trigram test is Σ log p(c_i | c_i-2, c_i-1) ≤ Σ log p(c_i) over an answer's characters, with
     trigrams interpolated with bigrams and unigrams by ½ each (by none without the context).

@@ -3,6 +3,7 @@
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ _LABELS = {"kappa": "κ", "direct_threshold": "direct up to (κ1, κ3)"}
 _LABELS |= {"stop_threshold": "costs from (κ2, κ4)", "demand": "demanded", "direct_share": "direct"}
 _LABELS |= {"headroom": "headroom", "retain_noise_scale": "retain", "forget_noise_scale": "forget"}
 _LABELS |= {"free_limit": "possible without harm", "max_demand": "possible at all"}
+_escaped = partial(html.escape, quote=False)
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,6 @@ def _heat(table: pd.DataFrame, x: str, **look: Any) -> go.Figure:
     figure = go.Figure(drawn, {"template": {}, "height": 110 + min(480, 18 * len(table))})
     figure.update_xaxes(title_text=x, type="category")
     return figure.update_yaxes(type="category", autorange="reversed")
-
-
-def _escaped(text: str) -> str:
-    return html.escape(text, quote=False)
 
 
 def _short(values: Iterable[float | None]) -> list[float | None]:
