@@ -201,6 +201,8 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     # forgotten means by the losses and lasting
     (ALL, "no attack", 1.0, -0.1, f"{BY_LOSSES} was not tested", "mixed"),
     (ALL | {"lasting": True}, "no attack", 1.0, -0.1, f"{BY_LOSSES} was only rehearsed", "mixed"),
+    (ALL | {"lasting": True, "reached": False}, "no attack", 1.0, -0.1,
+     f"{BY_LOSSES} was not shown in rehearsal", "mixed"),
     (ALL, None, 1.0, -0.1, f"{BY_LOSSES} is open", "mixed"),
     (ALL, True, 1.0, -0.1, f"It forgot, {BETTER}; it lasts", "good"),
     (ALL | {"after": ALL["after"] | {"too_high": 1}}, True, 1.0, 0.0, FORGOT, "good"),
@@ -249,7 +251,6 @@ def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     run = example_run(tmp_path, observed=observed)
     run.evaluation.update(goal=goal(1, 8), controller=[{"step": 1}])
     words = words_of(run)
-    assert "(figures of the measurements that steered the run, not of the evaluation" in words
     assert "8 of 20 records are forgotten by the goal unseen (those whose losses" in words
     assert "Before the run, 1 were." in words
     assert "(goal unseen) 1 of 20 → 8 of 20" in words

@@ -96,8 +96,9 @@ def _lasting(run: Run, found: Verdict) -> Verdict:
         return Verdict(f"It is hidden, not forgotten: {back}", "bad")
     if lasts is not None:
         return Verdict(f"{found.headline}; {what} lasts", found.tone)
-    rehearsed = goal and goal.get("lasting") and goal["reached"]
-    tested = "was only rehearsed" if rehearsed else "was not tested"
+    tested = "was not tested"
+    if goal and goal.get("lasting"):
+        tested = "was only rehearsed" if goal["reached"] else "was not shown in rehearsal"
     tested = "is open" if run.attack else tested
     by, said = goals.BASES[goal["kind"]] if goal else "losses", found.headline
     words = f"By its {by} {said[0].lower()}{said[1:]}; whether {what} lasts {tested}"
