@@ -106,6 +106,26 @@ def test_forget_batches_are_of_records_not_there_yet_where_none_can_come_back(
         assert run.state_dict()["focus"][-1] == (place, drawn)
 
 
+def test_some_retain_records_tell_the_rise_to_three_standard_errors_since_all_were_measured(
+    model, trainer_of, rows
+):
+    trainer = trainer_of(model, **sets_of(rows), **SMALL, target_forget_loss=0.7)
+    trainer.start_predictions = {"retain": predicted(model, rows.retain)}
+    some = trainer.evaluations.some_retain
+    assert len(some) == 500
+    assert trainer.goal_run.stand().retain_error == 0.0
+    for scale in (0.9, 0.7):
+        known = predicted(model, some).losses
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(scale)
+        change = predicted(model, some).losses - known
+        now = trainer.goal_run.stand()
+        assert now.retain_error == pytest.approx(3 * (change.var(correction=0) / 500).sqrt().item())
+        rise = retain_loss(model, rows) - trainer.start_predictions["retain"].losses.mean().item()
+        assert trainer.goal_run.retain_rise() == pytest.approx(rise)
+
+
 def test_measurements_take_a_quarter_of_the_time_and_leave_three_steps_between(
     model, trainer_of, rows
 ):
@@ -387,7 +407,7 @@ def test_the_plain_command_runs_by_goal_and_names_its_budget(
 ):
     code, out, err = classes(*asked)
     assert (code, err) == (0, "")
-    assert f"(goal {kind}, {share:.0%} wanted), retain loss " in out
+    assert f"(goal {kind}, {share:.0%} wanted)" in out
     assert f"of +{budget} allowed" in out
     report = report_in(tmp_path / "out")
     goal, after = report["goal"], report["goal"]["after"]

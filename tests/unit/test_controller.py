@@ -19,12 +19,12 @@ STUCK = (3, START + 0.07)  # within the budget, and no reason to change the dema
 CHEAP = (3, START + 0.04)  # half of the budget is left
 
 
-def standing(count, retain_loss=START, low=0.1, high=2.0):
+def standing(count, retain_loss=START, low=0.1, high=2.0, error=0.0):
     """Measured: so many records are forgotten, with a loss of `high`, the others have `low`."""
     losses = torch.tensor([high] * count + [low] * (RECORDS - count), dtype=torch.float64)
     least = torch.ones_like(losses)
     targets = SimpleNamespace(least=least, aim=least, most=torch.full_like(losses, 5.0))
-    return Standing(losses, targets, losses >= 1.0, retain_loss)
+    return Standing(losses, targets, losses >= 1.0, retain_loss, error)
 
 
 class Work:
@@ -242,8 +242,9 @@ def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
 
 
 @pytest.mark.parametrize(("found", "dear"), [
-    ([(5, START), (6, START + 0.15), (4, START + 0.2)], "; 6 were at step 2, for +0.1500;"),
-    ([(9, START + 0.3), (8, START + 0.2), (7, START + 0.11)], "; 8 were at step 2, for +0.2000;"),
+    ([(5, START), (6, START + 0.15), (4, START + 0.2)], "; 6 were at step 2, for about +0.1500;"),
+    ([(9, START + 0.3), (8, START + 0.2), (7, START + 0.11)],
+     "; 8 were at step 2, for about +0.2000;"),
     ([(6, START), (6, START + 0.2), (7, math.nan)], " allowed;"),
 ])  # fmt: skip
 def test_a_run_that_misses_its_goal_names_the_nearest_state_beyond_the_budget(found, dear):
@@ -367,8 +368,8 @@ def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     [end] = work.ends
     assert end.kind == "goal"
     assert (
-        "80% wanted, also after fine-tuning, 2 times in a row: 8, 8; of the model before 1)"
-        in end.text
+        "80% wanted, also after fine-tuning, 2 times in a row; found 8 at step 3, 8 at step 4; of the "
+        "model before 1)" in end.text
     )
 
 
@@ -433,27 +434,34 @@ def test_a_state_is_the_last_only_if_the_loss_of_all_retain_records_is_within_th
     assert (work.run().weights, work.controller.reached) == (1, False)
 
 
-def test_a_state_is_kept_only_if_all_retain_records_cost_no_more_than_the_budget():
-    """They are measured from half of the budget on, and when half of what they leave is used."""
-    found = [(3, 0.03), (6, 0.06), (7, 0.07), (8, 0.08)]
-    work = Work(*[(count, START + rise) for count, rise in found]).start()
-    work.rises = [0.07, 0.11]  # at 0.06 and 0.08
-    for _ in range(4):
-        work.step()
-    rises = [row.get("retain_rise") for row in work.controller.history]
-    assert rises == [None, None, None, None, 0.11], "0.06 and 0.07 stay, to compare with the others"
-    assert work.controller.steps_of_best == 3, "0.08 by some records are 0.11 by all"
-    assert work.demand == 0.1, "lowered, as beyond the budget"
-    resumed = Work((3, START)).start()
-    resumed.controller.load_state_dict(work.controller.state_dict())
-    resumed.rises = [0.2]
-    assert resumed.controller._checked_cost(0.07, is_there=False) == 0.07
-    assert resumed.controller._checked_cost(0.08, is_there=False) == 0.2
+@pytest.mark.parametrize(("rise", "rise_of_all", "kept", "measured"), [
+    (0.04, None, 2, False),  # within the budget, whatever the error
+    (0.07, 0.09, 2, True),
+    (0.07, 0.11, 1, True),
+    (0.13, 0.09, 2, True),
+    (0.16, None, 1, False),
+])  # fmt: skip
+def test_where_some_retain_records_cannot_tell_all_decide_if_a_better_state_is_within_the_budget(
+    rise, rise_of_all, kept, measured
+):
+    work = Work((3, START + 0.03), (6, START + rise, 0.1, 2.0, 0.05)).start()
+    work.rises = [rise_of_all]
+    work.step()
+    work.step()
+    assert work.controller.steps_of_best == kept
+    assert work.controller.history[-1].get("retain_rise") == (rise_of_all if measured else None)
+    now = (work.controller.figures()["retain_rise"], rise_of_all if measured else rise)
+    assert now[0] == pytest.approx(now[1])
+    worse = Work((3, START + 0.03), (2, START + 0.09, 0.1, 2.0, 0.05)).start()
+    worse.rises = [0.2]
+    worse.step()
+    worse.step()
+    assert worse.rises == [0.2], "all are measured for a state to keep alone"
 
 
 def test_what_is_too_dear_by_all_retain_records_is_told_with_their_cost():
     work = Work((3, START + 0.03), (9, START + 0.08))
-    work.state.max_steps, work.rises = 2, [0.11, 0.01]
+    work.state.max_steps, work.rises = 2, [0.11, 0.01]  # reached by some; at the end
     [end] = work.run().ends
     assert "retain loss +0.0100 of +0.1 allowed; 9 were at step 2, for +0.1100" in end.text
 
@@ -461,7 +469,7 @@ def test_what_is_too_dear_by_all_retain_records_is_told_with_their_cost():
 @pytest.mark.parametrize("gives_up", [True, False])
 def test_the_cost_of_a_missed_goal_is_that_of_all_retain_records(gives_up):
     work = Work((5, START + 0.06), *[(4, START + 0.06)] * (30 if gives_up else 1))
-    work.state.max_steps, work.rises = (1000 if gives_up else 2), [0.09, 0.15]
+    work.state.max_steps, work.rises = (1000 if gives_up else 2), [0.15]
     [end] = work.run().ends
     assert "5 of 10 records are forgotten" in end.text
     assert "retain loss +0.1500 of +0.1 allowed" in end.text, "though some records rise by 0.06"
@@ -501,6 +509,16 @@ def test_a_lasting_run_keeps_the_latest_state_at_the_goal_and_counts_its_patienc
         work.step()
     assert [end.kind for end in work.ends] == ["budget"]
     assert work.weights == 2
+
+
+def test_a_lasting_run_that_misses_its_goal_names_what_stayed_forgotten_and_when():
+    work = Work((9, START), (9, START), rehearsals=[(9, 4)])
+    work.state.max_steps = 2
+    work.start().step()
+    work.lookahead.at_the_end_of_a_retain_cycle = False
+    work.step()
+    [end] = work.ends
+    assert "2 times in a row; found 4 at step 1; of the model before 1), retain" in end.text
 
 
 @pytest.mark.parametrize("every", [1, 2])

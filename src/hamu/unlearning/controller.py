@@ -9,8 +9,8 @@ targets, with HAMU-Q on the bounded objective as the engine:
         measure every forget record and some retain records
         keep the state if it is within the budget and has the most records forgotten so far, or as
             many and less missing (once the share is reached: with fewer too high; a lasting run:
-            any that has the share, for the longer it has run, the better it lasts), by all retain
-            records too whenever half of what they had left of the budget is used up
+            any that has the share, for the longer it has run, the better it lasts); by all retain
+            records where some cannot tell, to three standard errors, if it is within the budget
         end if the share is reached within the budget, by all retain records too, and at most a
             tenth is too high (a lasting run: if it is reached after fine-tuning a copy, twice in a
             row, however high)
@@ -83,7 +83,7 @@ _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
     *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
-    *("_next_check", "_best_too_high"),
+    "_best_too_high",
 )
 
 
@@ -111,7 +111,6 @@ class Controller(TrainerCallback):
         self.start_loss = math.nan  # the budget counts from it
         self._best_count, self._best_cost, self._records, self._best_too_high = -1, math.inf, 0, 0
         self._best_missing = self._least_missing = self._last_missing = self._last_cost = math.inf
-        self._next_check = 0.5 * self.budget  # cost from which all retain records are measured
         self._idle = self._lasted = self._last_too_high = 0
         self.steps_of_best = 0  # taken
         self._beyond = 0.0  # rise over all retain records less that of the measured, last known
@@ -181,7 +180,7 @@ class Controller(TrainerCallback):
         return {
             "learning_rate": self.rate_of_step,
             "forgotten_share": last["forgotten"] / last["records"],
-            "retain_rise": self._cost_of(last),
+            "retain_rise": _cost_of(last),
         }
 
     def note(self, step: PairStep) -> None:
@@ -229,14 +228,14 @@ class Controller(TrainerCallback):
     def _adapt(self, now: Standing) -> bool:
         """Keep the state, and set demand and rate; return True if the run went back."""
         cost = now.retain_loss - self.start_loss + self._beyond
-        within = now.is_finite and cost <= self.budget
+        may_be_within = now.is_finite and cost - now.retain_error <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
-        is_there = within and self._is_there(now)
+        is_there = may_be_within and self._is_there(now)
         is_done = is_there and not self._stands_out(now)
-        is_kept = is_done or (within and self._is_better(now))
-        if is_kept:
-            cost = self._checked_cost(cost, is_there)
-            within = cost <= self.budget
+        is_kept = is_done or (may_be_within and self._is_better(now))
+        if is_kept and (is_there or abs(cost - self.budget) <= now.retain_error):
+            cost = self._checked_cost(cost)
+        within = now.is_finite and cost <= self.budget
         if within and is_kept:
             self._idle = 0 if now.count > self._best_count else self._idle
             self._keep(now)
@@ -313,16 +312,12 @@ class Controller(TrainerCallback):
         self.history[-1][_REHEARSED] = least
         return least
 
-    def _checked_cost(self, cost: float, is_there: bool) -> float:
-        """Cost of a state to keep: by all retain records at the goal, or if too dear by these."""
-        is_due = is_there or cost >= self._next_check
-        rise = self._work.retain_rise() if is_due else None
+    def _checked_cost(self, cost: float) -> float:
+        """Cost by all retain records, which corrects later ones by some."""
+        rise = self._work.retain_rise()
         if rise is None:
             return cost
-        if not is_there and rise <= self.budget:
-            self._next_check = cost + 0.5 * (self.budget - rise)
-            return cost  # by the sample, to compare with the costs before
-        self._beyond += rise - cost  # corrects later costs, of a favourable sample
+        self._beyond += rise - cost
         self.history[-1]["retain_rise"] = rise
         return rise
 
@@ -431,6 +426,7 @@ class Controller(TrainerCallback):
     def _note(self, now: Standing, step: int) -> None:
         figures = {key: value for key, value in now.figures().items() if key != "worst"}
         own = {"step": step, "retain_loss": now.retain_loss, "rate": self.rate}
+        own["estimated_rise"] = now.retain_loss - self.start_loss + self._beyond
         self.history.append(own | {"demand": self._method.constraint} | figures)
 
     @property
@@ -445,26 +441,22 @@ class Controller(TrainerCallback):
         if self._work.lookahead is not None:
             return ""
         wanted = math.ceil(self._goal.share * self._records - 1e-9)  # 0.55 · 100 is above 55
-        finite = [entry for entry in self.history if math.isfinite(entry["retain_loss"])]
-        near = max(finite, key=lambda e: (min(e["forgotten"], wanted), -e["retain_loss"]))
+        dear = [entry for entry in self.history if self.budget < _cost_of(entry) < math.inf]
+        key = lambda entry: (min(entry["forgotten"], wanted), -_cost_of(entry))  # noqa: E731
+        near = max(dear, key=key, default={"forgotten": 0})
         if near["forgotten"] <= self._best_count:
             return ""
-        cost = self._cost_of(near)
-        return f"; {near['forgotten']:,} were at step {near['step']:,}, for {cost:+.4f}"
-
-    def _cost_of(self, entry: dict[str, Any]) -> float:
-        """Rise of the retain loss, of all retain records where they were measured."""
-        of_sample: float = entry["retain_loss"] - self.start_loss + self._beyond
-        return float(entry.get("retain_rise", of_sample))
+        cost = f"{'' if 'retain_rise' in near else 'about '}{_cost_of(near):+.4f}"
+        return f"; {near['forgotten']:,} were at step {near['step']:,}, for {cost}"
 
     def _words(self) -> str:
         lasting = ""
         if self._work.lookahead is not None:
-            start, *later = (entry.get(_REHEARSED) for entry in self.history)
-            rehearsed = [f"{count:,}" for count in later if count is not None]
-            last = ", ".join(rehearsed[-_REHEARSALS:]) or "none yet"
-            lasting = f", also after fine-tuning, {_REHEARSALS} times in a row: {last}"
-            lasting += f"; of the model before {start}"
+            start, *later = (entry for entry in self.history if _REHEARSED in entry)
+            each = [f"{one[_REHEARSED]:,} at step {one['step']:,}" for one in later]
+            found = f"found {', '.join(each[-_REHEARSALS:])}" if each else "not rehearsed yet"
+            lasting = f", also after fine-tuning, {_REHEARSALS} times in a row; {found}"
+            lasting += f"; of the model before {start[_REHEARSED]:,}"
         return (
             f"{self._best_count:,} of {self._records:,} records are forgotten "
             f"(goal {self._goal.kind}, {share_in_words(self._goal.share)} wanted{lasting})"
@@ -484,6 +476,11 @@ class Controller(TrainerCallback):
         for tensors in (self._good, self._mean):
             tensors[:] = [t.to(p.device) for t, p in zip(tensors, self._parameters, strict=False)]
         self._work.pair.method = replace(self._method, constraint=state["demand"])
+
+
+def _cost_of(entry: Mapping[str, Any]) -> float:
+    """Rise of the retain loss, of all retain records where they were measured."""
+    return float(entry.get("retain_rise", entry["estimated_rise"]))
 
 
 def first_rate(parameters: Sequence[Tensor]) -> float:

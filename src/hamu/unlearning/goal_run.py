@@ -33,6 +33,7 @@ _FURTHER = 3.0  # log-odds above the target of "erased" that a lasting run takes
 _STEPS, _LASTING_STEPS = 400, 800  # of a run by goal, at most, if its epochs have fewer
 _FINE_TUNED = 64  # images in a batch of fine-tuning that is rehearsed; a quarter of that for texts
 _LEAST_STEPS = 3  # between two measurements
+_ERRORS = 3.0  # standard errors that a mean may be off
 _FORWARD = 3.0  # forward passes that a forward and a backward pass cost
 
 
@@ -62,21 +63,32 @@ class GoalRun:
                 )
             self.goal = self.goal.against(None, {"forget": retain_predictions})
         self.limits: Tensor | None = None  # aim and most of each forget record, [n, 2]
+        self._some: Tensor | None = None  # losses of some retain records, [m]: now,
+        self._known: Tensor | None = None  # and when all were measured
         self.controller: Controller | None = None  # of a run by goal
         if args.auto and self.goal is not None:
             budget = float(args.max_retain_increase or 0.0)
             self.controller = Controller(self, self.goal, budget, self._every())
 
     def stand(self) -> Standing:
-        """Measure the forget records, and the retain loss on some records."""
-        return self._measured(self._looks.retain_loss())
+        """Measure the forget records, and the retain loss on some records.
+
+        Its error is that of their mean change since all retain records were measured.
+        """
+        retain = self._looks.predict(self._looks.some_retain)
+        self._some = record_losses(retain)
+        self._known = self._some if self._known is None else self._known
+        change = self._some - self._known
+        error = _ERRORS * change.std(correction=0).item() / math.sqrt(len(change))
+        return self._measured(retain.losses.mean().item(), error)
 
     def retain_rise(self) -> float | None:
         """Rise of the loss over all retain records since the start; None if each measures them."""
         start, retain = self.trainer.start_predictions.get("retain"), self._looks.sets["retain"]
         if start is None or len(self._looks.some_retain) == len(retain):
             return None
-        return self._looks.retain_loss(of_all=True) - start.losses.mean().item()
+        self._known = self._some
+        return (self._looks.predict(retain).losses.mean() - start.losses.mean()).item()
 
     def rehearse(self) -> list[Standing]:
         """Standings half-way through fine-tuning a copy on retain records, and at its end."""
@@ -84,12 +96,12 @@ class GoalRun:
         half, found = max(1, self.lookahead.depth // 2), []
         for steps in (half, 2 * half):
             with self.lookahead.rehearsed(islice(self._retain_batches(), steps)):
-                found.append(self._measured(math.nan))
+                found.append(self._measured())
         return found
 
-    def _measured(self, retain_loss: float) -> Standing:
+    def _measured(self, *retain: float) -> Standing:
         forget = self._looks.predict(self._looks.sets["forget"])
-        return self._complete().standing(forget, retain_loss)
+        return self._complete().standing(forget, *retain)
 
     def _retain_batches(self) -> Iterator[Mapping[str, Tensor]]:
         """Draw batches as fine-tuning takes them, alike whenever this step comes again."""
@@ -163,7 +175,7 @@ class GoalRun:
 
     def begin(self, *, anew: bool) -> None:
         """Begin a run; one begun anew compares with its own start."""
-        self.limits = None
+        self.limits = self._known = None
         if anew and self.goal is not None and self.goal.kind == "unseen":
             self.goal = replace(self.goal, reference=None)
 
@@ -185,7 +197,8 @@ class GoalRun:
         reference = None
         if self.goal is not None and self.goal.kind == "unseen":  # that of a retain model is given
             reference = self.goal.reference
-        return states | {"focus": self._pairs.focus, "limits": self.limits, "reference": reference}
+        own = {"focus": self._pairs.focus, "limits": self.limits, "known": self._known}
+        return states | own | {"reference": reference}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
@@ -193,7 +206,7 @@ class GoalRun:
             self.controller.load_state_dict(state["controller"])
         if self.lookahead is not None:
             self.lookahead.load_state_dict(state["lookahead"])
-        self._pairs.focus = state["focus"]
+        self._pairs.focus, self._known = state["focus"], state["known"]
         if state["limits"] is not None:
             self.limits = state["limits"].to(self.pair.parameters[0].device)
         if self.goal is not None and self.goal.kind == "unseen" and state["reference"] is not None:

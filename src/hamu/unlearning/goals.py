@@ -108,12 +108,14 @@ class Standing:
         targets: see `Targets`.
         forgotten: [n] bool.
         retain_loss: mean loss on the retain records measured with them; NaN if none were.
+        retain_error: by which its rise may differ from that of all retain records.
     """
 
     losses: Tensor
     targets: Targets
     forgotten: Tensor
     retain_loss: float = math.nan
+    retain_error: float = 0.0
 
     @cached_property
     def count(self) -> int:
@@ -189,7 +191,9 @@ class Goal:
         model, name = found.get(self.kind, (None, ""))
         return self if model is None else replace(self, reference=model[name])
 
-    def standing(self, forget: AnyPredictions, retain_loss: float = math.nan) -> Standing:
+    def standing(
+        self, forget: AnyPredictions, retain_loss: float = math.nan, retain_error: float = 0.0
+    ) -> Standing:
         """Standing of a model by its predictions of the forget set.
 
         Raises:
@@ -201,7 +205,7 @@ class Goal:
         forgotten = losses.clamp(min=_LEAST) >= targets.least
         if self.kind == "erased" and isinstance(forget, Predictions):
             forgotten = ~forget.correct & ~losses.isnan()
-        return Standing(losses, targets, forgotten, retain_loss)
+        return Standing(losses, targets, forgotten, retain_loss, retain_error)
 
     def figures(self, after: Standing, **more: Any) -> dict[str, Any]:
         """The goal and a standing at the end as JSON holds them, and what else is known."""

@@ -246,12 +246,6 @@ class Evaluations:
         self._is_text = is_text(self.sets["retain"])
         self.some_retain: Any = subset(self.sets["retain"], _RETAIN_RECORDS, args.seed)
 
-    def retain_loss(self, *, of_all: bool = False) -> float:
-        """Mean loss of some retain records, which a run by goal goes by; or of all."""
-        return (
-            self.predict(self.sets["retain"] if of_all else self.some_retain).losses.mean().item()
-        )
-
     def predict(self, data: Dataset[Any]) -> AnyPredictions:
         """Predict a set in the precision of evaluations."""
         size = self._args.eval_batch_size
