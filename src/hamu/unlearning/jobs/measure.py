@@ -187,11 +187,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
 
 
 def _tofu_sets(task: TextTask, problem: Problem, asked: EvaluateOptions) -> dict[str, TextRecords]:
-    """Read the data of TOFU that are named, and try the tokenizer on them.
-
-    Of those to forget and to retain only answers in these sets are taken, if any is there; prompts
-    may have another form.
-    """
+    """Read the data of TOFU; of forget and retain records those with answers in these sets."""
 
     def answers_of(texts: TextRecords) -> list[str]:
         return [" ".join(record.answer.split()) for record in texts.records]
@@ -225,10 +221,7 @@ def _tofu(
 def _answers(
     task: TextTask, folder: RunFolder, model: Any, problem: Problem, most: int
 ) -> dict[str, float | None]:
-    """Write answers side by side, as a page and as JSON lines; returns their figures.
-
-    These are ROUGE-L recall and KnowMem of the model, and the share of gibberish.
-    """
+    """Write answers side by side, as a page and as JSON lines; returns their figures."""
     models = [("answer", model, task.tokenizer)]
     if task.original_model:
         original = task.load_model(task.original_model)
@@ -295,7 +288,7 @@ def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
             model = task.on_device(task.start_model(name))
             fitted = task.fitted_problem(model, problem)
             others = task.fitted(model, unrelated)[0] if unrelated else None
-            form = (task.args.eval_batch_size, others, getattr(task, "tokenizer", None))
+            form = (task.args.eval_batch_size, others, task.tokenizer)
             yield _ROLES[key], model, AttackData(fitted.retain, fitted.forget, *form)
 
     def run(folder: RunFolder) -> Attacked:

@@ -2,10 +2,10 @@
 
 import re
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def task_name(data: DataOptions) -> str:
     return data.task
 
 
-class Task(ABC):
+class Task:
     """One kind of data and model, with the options of a job.
 
     Labels are numbered as by the saved model `classes_of`.
@@ -106,6 +106,15 @@ class Task(ABC):
     foreign: tuple[str, ...]  # options that are for the other kind
     predictor: Callable[..., Any]
     has_test_split: Callable[[str], bool]
+    read: Callable[[str, str], Any]  # a data set, by its source and its split
+    new_model: Callable[[str, Any], Any]  # to be trained on these records
+    load_model: Callable[..., Any]  # a saved one as it is; an adapter on its base, if that is given
+    # training sets and then test data (None stays None) in the form that the model takes
+    fitted: Callable[..., list[Any]]
+    # figures of a model, from its predictions for each set and those of a retain model
+    report: Callable[[Mapping[str, Any], Problem, Any], Figures]
+    processor: Any = None  # of images, or
+    tokenizer: Any = None  # of texts, saved with a model so that it can be opened again
 
     def __init__(self, settings: Settings, console: Console) -> None:
         self.settings, self.console, self.given = settings, console, settings.given
@@ -121,28 +130,9 @@ class Task(ABC):
             if self.given.get(name):
                 raise HamuError(f"{name} {self.given[name]} is not for {self.noun}; leave it out")
         self.reading = {name: getattr(self.data, name) for name in self.reads}
+        self.located = partial(located, data_dir=self.data.data_dir)
         self.trust: dict[str, Any] = {"trust_remote_code": self.run.trust_remote_code}
         self._told: set[str] = set()
-
-    @abstractmethod
-    def read(self, source: str, split: str) -> Any:
-        """Read one data set."""
-
-    @abstractmethod
-    def new_model(self, name: str, train: Any) -> Any:
-        """A model to be trained on these records."""
-
-    @abstractmethod
-    def load_model(self, source: str, base: str | None = None) -> Any:
-        """A saved model as it is; the base model of an adapter where `base` says, if it does."""
-
-    @abstractmethod
-    def fitted(self, model: Any, *sets: Any) -> list[Any]:
-        """Training sets and then test data (None stays None) in the form that the model takes."""
-
-    @abstractmethod
-    def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
-        """The figures of a model, from its predictions for each set and a retain model's."""
 
     def predict(self, model: Any, data: Any) -> Any:
         """The model's predictions for a data set, in the precision of evaluations."""
@@ -150,15 +140,14 @@ class Task(ABC):
             return self.predictor(model, data, self.args.eval_batch_size)
 
     def beside_model(self) -> list[Any]:
-        """Parts to save with a model, so that it can be opened again."""
-        return []
+        return [part for part in (self.processor, self.tokenizer) if part is not None]
 
     def start_model(self, source: str) -> Any:
         """A saved model, ready to be changed."""
         return self.load_model(source)
 
     def base_of(self, source: str, base: str | None = None) -> str | None:
-        """The base model, if a saved model is an adapter; see `load_model`."""
+        """The base model of an adapter; None for any other model."""
         return None
 
     def dtype(self) -> str:
@@ -189,7 +178,6 @@ class Task(ABC):
         return {role: name for role, name in named.items() if name is not None}
 
     def check_models(self) -> None:
-        """Check that the named models are there, before any of them is loaded."""
         for name in self.named_models().values():
             storage.check_is_saved(name, self.configs)
 
@@ -289,7 +277,6 @@ class Task(ABC):
         self.console.print(f"{forget}, retain {len(problem.retain)}{more}")
 
     def chosen_by(self) -> str:
-        """The one option that names the forget set."""
         chosen = [name for name in WAYS if getattr(self.data, name) is not None]
         if len(chosen) != 1 or chosen[0] not in self.ways:
             flags = ", ".join(f"--{name}" for name in self.ways)
@@ -393,10 +380,6 @@ class Task(ABC):
         half = torch.float16 if self.args.fp16 else torch.bfloat16
         return torch.autocast(self.args.device.type, half, enabled=self.evaluates_in_half())
 
-    def located(self, source: str) -> str:
-        """Place of a data set: relative to --data_dir, unless it is bundled or of the hub."""
-        return located(source, self.data.data_dir)
-
 
 class ImageTask(Task):
     """Image classification."""
@@ -410,7 +393,6 @@ class ImageTask(Task):
     foreign = _OF_TEXTS
     predictor = staticmethod(predict)
     has_test_split = staticmethod(images.has_test_split)
-    processor: Any = None
 
     def read(self, source: str, split: str) -> ImageData:
         data = images.read_images(source, split, **self.reading)
@@ -472,9 +454,6 @@ class ImageTask(Task):
                 )
         return found
 
-    def beside_model(self) -> list[Any]:
-        return [] if self.processor is None else [self.processor]
-
     def report(self, predictions: Mapping[str, Any], problem: Problem, reference: Any) -> Figures:
         classes, target = problem.retain.classes, problem.target_class
         report = classifier_report(predictions, classes, target, reference, self.args.seed)
@@ -494,7 +473,6 @@ class TextTask(Task):
     foreign = _OF_IMAGES
     predictor = staticmethod(predict_tokens)
     has_test_split = staticmethod(text.has_test_split)
-    tokenizer: Any = None
 
     def read(self, source: str, split: str) -> TextRecords:
         return text.read_text(source, split, **self.reading)
@@ -646,9 +624,6 @@ class TextTask(Task):
     def length_for(self, model: Any) -> int:
         """The most tokens of a record: as asked for, or as many as the model reads."""
         return min(self.data.max_length, language.longest_text(model) or self.data.max_length)
-
-    def beside_model(self) -> list[Any]:
-        return [self.tokenizer]
 
 
 def privleak_of(report: Mapping[str, Any]) -> float | None:
