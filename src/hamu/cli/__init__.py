@@ -147,16 +147,11 @@ def _run(command: str, argv: list[str], screen: Screen) -> int:
         raise unknown("command", command, COMMANDS)
     if command == "methods":
         return _methods(argv, screen)
-
-    def run(argv: list[str], screen: Console) -> int:
-        found: int = importlib.import_module("hamu.cli.commands").run(command, argv, screen)
-        return found
-
-    return _run_loaded(command, run, argv, screen)
+    load = partial(importlib.import_module, "hamu.cli.commands")
+    return _run_loaded(command, lambda *given: load().run(command, *given), argv, screen)
 
 
 def _run_loaded(command: str, run: _Run, argv: list[str], screen: Screen) -> int:
-    """Load the libraries and run a command."""
     if sys.platform == "win32":
         raise HamuError(
             "the commands need the signals of Linux or macOS; run them in WSL (the loop and "
@@ -180,7 +175,6 @@ def _at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _methods(argv: list[str], screen: Screen) -> int:
-    """Print the table of methods."""
     from rich import box
     from rich.table import Table
 

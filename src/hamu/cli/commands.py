@@ -101,7 +101,6 @@ def _evaluated(found: jobs.Evaluated) -> Iterator[Any]:
 
 @_shown.register
 def _attacked(found: jobs.Attacked) -> Iterator[Any]:
-    """The verdict and the curves of attacks."""
     yield f"forget set: {found.forget_name}"
     yield sentence(found.result)
     yield from tables.attack_tables(found.result)
@@ -138,7 +137,6 @@ def _verified(found: jobs.Verified) -> Iterator[Any]:
 
 
 def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
-    """The figures of models side by side, of images or of texts."""
     last = list(by_name.values())[-1]
     is_text = "probability" in last["retain"]
     theirs = {"retain model": last["retain_model"]} if is_text and "retain_model" in last else {}
@@ -150,7 +148,6 @@ def _reports(by_name: dict[str, dict[str, Any]]) -> Iterator[Any]:
 
 @_shown.register
 def _assessed(found: jobs.Assessed) -> Iterator[Any]:
-    """The answer in a sentence, then a screen of figures."""
     result, verdict = found.assessment, found.assessment.verdict
     yield Text(plain_answer(result), "bold")
     yield _hardness_table(result)
@@ -211,7 +208,6 @@ def _hardness_table(found: Assessment) -> Table:
 
 
 def _curvature(found: Assessment) -> Iterator[tuple[str, str]]:
-    """Names and values of what was measured of second order."""
     curvature, second = found.curvature, found.second_order
     if curvature is None or second is None:
         few = min(_FEW, found.records["retain"])

@@ -163,7 +163,6 @@ def _check_attacks(asked: CompareOptions, args: UnlearnConfig, attacks: AttackSe
 def _without_effect(
     asked: CompareOptions, attacks: AttackSettings, methods: Iterable[str]
 ) -> set[str]:
-    """Names of the options that have no effect on any run."""
     unused = set.intersection(*(unused_settings(build_method(name)) for name in methods))
     unused |= {"constraints"} if "constraint" in unused else set()
     unused |= set() if asked.trials is None else {*STRENGTHS}  # which are drawn
@@ -186,7 +185,6 @@ def _states(runs: Runs, plans: Iterable[Plan]) -> list[Plan]:
 def _planned(
     name: str, columns: Mapping[str, Any], settings: Mapping[str, Any], state_of: str | None = None
 ) -> Plan:
-    """A run, once its settings fit together."""
     try:
         return Plan(name, {**columns}, settings, every_option(settings), state_of)
     except HamuError as error:
@@ -194,7 +192,6 @@ def _planned(
 
 
 def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
-    """Save the tables and the picture."""
     finished = runs.folders()
     check_same_inputs(finished)
     comparison = runs.comparison()

@@ -88,7 +88,6 @@ def _option(default: Any, text: str) -> Any:
 
 
 def _as_unlearn(name: str) -> Any:
-    """A field that is that of UnlearnConfig."""
     same = UnlearnConfig.__dataclass_fields__[name]
     return field(default=same.default, metadata=same.metadata)
 

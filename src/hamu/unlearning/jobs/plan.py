@@ -90,11 +90,7 @@ def plan(settings: Settings, console: Console) -> RunPlan:
 
 
 def _sets(task: Task) -> dict[str, Any]:
-    """The records that a run goes through, by set.
-
-    They are a range where their numbers are stated and the data are not here. A plan for images, or
-    for a new model, needs the data.
-    """
+    """The records that a run goes through, by set; a range where only their number is known."""
     counts = {"retain": task.data.expected_retain, "forget": task.data.expected_forget}
     sets: dict[str, Any] = {name: range(count) for name, count in counts.items() if count}
     sources = task.data_sources()
@@ -115,12 +111,9 @@ def _sets(task: Task) -> dict[str, Any]:
 
 
 def _of_texts(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], str]:
-    """The model without weights, bytes of activations, and the records of a batch in words.
-
-    A new model is made, as its vocabulary follows from the records.
-    """
+    """The model without weights, bytes of activations, and the records of a batch in words."""
     args, run = task.args, task.run
-    if task.classes_of is None:
+    if task.classes_of is None:  # its vocabulary follows from the records
         model = task.new_model(task.built_in, sets["training"])
     else:
         if run.model not in KNOWN:

@@ -315,7 +315,6 @@ def _of_json(text: str) -> Any:
 
 
 def _config_to_resume(command: str, options: Mapping[str, Any]) -> Path:
-    """The config.yaml of the run to resume."""
     folder = Path(options.get("output_dir", f"runs/{command}"))
     if not (folder / CONFIG).is_file():
         raise HamuError(

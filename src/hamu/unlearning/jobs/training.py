@@ -111,10 +111,7 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
 
 
 def _is_complete(folder: RunFolder, last: str) -> bool:
-    """True for a run with its last file, and its results; lost ones are made again.
-
-    A HamuError names one that is damaged.
-    """
+    """True for a run with its last file and its results; a HamuError names what is damaged."""
     place, again = folder.path / MODEL, "and --resume makes it anew"
     if not (folder.has(last) and folder.has(EVALUATION) and place.is_dir()):
         return False
@@ -302,7 +299,6 @@ def _finish(
     inputs: Inputs,
     reference: Any,
 ) -> Unlearned:
-    """Save the model, its figures and the record."""
     reports = {
         "before": task.report(trainer.start_predictions, problem, reference),
         "after": task.report(trainer.predictions, problem, reference),
@@ -337,7 +333,6 @@ def _finish(
 
 
 def _saved_bytes(task: Task, model: Any) -> int:
-    """Bytes of the weights that `_save` writes."""
     if not hasattr(model, "peft_config"):
         return sum(parameter.nbytes for parameter in model.parameters())
     trained, everything = model.get_nb_trainable_parameters()  # those in 4 bits one by one
