@@ -29,18 +29,15 @@ def page(uri):
     return SimpleNamespace(file=SimpleNamespace(src_uri=uri))
 
 
-@pytest.mark.parametrize(
-    "element",
-    [
+def test_a_page_loads_nothing_from_other_hosts(hooks):
+    for element in (
         '<script src="https://cdn.example/x.js">',
         '<script defer src="//cdn.example/x.js">',
         '<link rel="stylesheet" href="https://fonts.example/css">',
         '<img alt="" src="http://badge.example/x.svg">',
-    ],
-)
-def test_a_page_loads_nothing_from_other_hosts(hooks, element):
-    with pytest.raises(hooks.PluginError, match=r"index\.md would load"):
-        hooks.on_post_page(f"<html>{element}</html>", page("index.md"))
+    ):
+        with pytest.raises(hooks.PluginError, match=r"index\.md would load"):
+            hooks.on_post_page(f"<html>{element}</html>", page("index.md"))
     own = '<script src="assets/x.js"></script><a href="https://example.org">there</a>'
     assert hooks.on_post_page(own, None) == own
 
@@ -103,16 +100,6 @@ def test_the_api_pages_have_every_public_name(name):
 
 def is_documented(found):
     return inspect.isclass(found) or inspect.isfunction(found)
-
-
-def test_no_file_holds_the_marks_of_a_merge():
-    folders = ("src", "tests", "docs", "examples", "benchmarks", "experiments")
-    kinds = {".py", ".md", ".json", ".toml", ".yaml", ".yml", ".j2", ".js", ".css"}
-    files = [*ROOT.glob("*.*"), *(p for name in folders for p in (ROOT / name).rglob("*.*"))]
-    texts = [p for p in files if p.suffix in kinds]
-    assert len(texts) > 200
-    marks = re.compile(r"^(<{7} |>{7} |={7}$)", re.MULTILINE)
-    assert [str(p) for p in texts if marks.search(p.read_text(encoding="utf-8"))] == []
 
 
 def test_the_readme_and_the_docs_stay_short():

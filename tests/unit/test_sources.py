@@ -14,17 +14,11 @@ from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 
 
-@pytest.mark.parametrize(
-    ("source", "place"),
-    [
-        ("rows.jsonl", "data/rows.jsonl"),
-        *((name, name) for name in ("hub:owner/name", MINIATURE, DIGITS)),
-    ],
-)
-def test_a_path_alone_is_relative_to_the_folder_of_the_data(source, place):
-    assert located(source, "data") == place
-    assert located(source, None) == source
-    assert is_local(source) is (place != source)
+def test_a_path_alone_is_relative_to_the_folder_of_the_data():
+    assert located("rows.jsonl", "data") == "data/rows.jsonl"
+    for source in ("rows.jsonl", "hub:owner/name", MINIATURE, DIGITS):
+        assert is_local(source) == (located(source, "data") != source)
+        assert located(source, None) == source
 
 
 @pytest.fixture
@@ -97,17 +91,9 @@ def test_a_run_that_was_moved_to_the_usual_place_is_resumed_there(tmp_path, monk
     assert settings_of("unlearn", {"resume": True}).value("output_dir") == "runs/unlearn"
 
 
-@pytest.mark.parametrize(
-    "by_hand",
-    [
-        {"method": "gdiff"},
-        {"learning_rate": 0.01},
-        {"constraint": 0.3},
-        {"constraint_mode": "relative"},
-        {"forget_objective": "npo"},
-        {"stopping": "off"},
-    ],
-)
-def test_a_setting_of_a_run_by_hand_makes_it_one(by_hand):
+def test_a_setting_of_a_run_by_hand_makes_it_one():
+    given = {"method": "gdiff", "learning_rate": 0.01, "constraint": 0.3, "stopping": "off"}
+    given |= {"constraint_mode": "relative", "forget_objective": "npo"}
     assert settings_of("unlearn", {"seed": 7}).of(UnlearnConfig).auto
-    assert not settings_of("unlearn", by_hand).of(UnlearnConfig).auto
+    for name, value in given.items():
+        assert not settings_of("unlearn", {name: value}).of(UnlearnConfig).auto, name
