@@ -44,12 +44,8 @@ def rows(digits):
     return forget_rows(*digits, ROWS)
 
 
-def sets_of(problem):
-    return {"retain": problem.retain, "forget": problem.forget, "test": problem.test}
-
-
 def by_goal(trainer_of, model, problem, **settings):
-    trainer = trainer_of(model, **sets_of(problem), **SMALL | settings)
+    trainer = trainer_of(model, **problem.sets(), **SMALL | settings)
     trainer.train()
     return trainer
 
@@ -73,7 +69,7 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
 def test_the_goal_follows_from_all_records_where_a_sample_is_evaluated(
     model, trainer_of, whole_class
 ):
-    trainer = trainer_of(model, **sets_of(whole_class), **SMALL, max_eval_samples=100)
+    trainer = trainer_of(model, **whole_class.sets(), **SMALL, max_eval_samples=100)
     assert trainer.goal_run.goal.kind == "erased"
 
 
@@ -83,7 +79,7 @@ def test_the_goal_follows_from_all_records_where_a_sample_is_evaluated(
 def test_a_count_of_a_sample_names_what_it_was_drawn_from(
     model, trainer_of, whole_class, most, words
 ):
-    trainer = trainer_of(model, **sets_of(whole_class), max_steps=2, max_eval_samples=most)
+    trainer = trainer_of(model, **whole_class.sets(), max_steps=2, max_eval_samples=most)
     trainer.train()
     trainer.evaluate()
     assert f"of {words} are forgotten by " in forgotten_words(trainer.goal_run.figures())
@@ -96,7 +92,7 @@ def test_forget_batches_are_of_records_not_there_yet_where_none_can_come_back(
     model, trainer_of, rows, lasting, most, drawn
 ):
     asked = {"target_forget_loss": 0.7, "lasting": lasting}
-    run = trainer_of(model, **sets_of(rows), **SMALL, **asked).goal_run
+    run = trainer_of(model, **rows.sets(), **SMALL, **asked).goal_run
     now = run.stand()
     first = torch.arange(len(ROWS)) < 6
     targets = replace(now.targets, most=torch.full_like(now.losses, most))
@@ -109,7 +105,7 @@ def test_forget_batches_are_of_records_not_there_yet_where_none_can_come_back(
 def test_some_retain_records_tell_the_rise_to_three_standard_errors_since_all_were_measured(
     model, trainer_of, rows
 ):
-    trainer = trainer_of(model, **sets_of(rows), **SMALL, target_forget_loss=0.7)
+    trainer = trainer_of(model, **rows.sets(), **SMALL, target_forget_loss=0.7)
     trainer.start_predictions = {"retain": predicted(model, rows.retain)}
     some = trainer.evaluations.some_retain
     assert len(some) == 500
@@ -130,7 +126,7 @@ def test_measurements_take_a_quarter_of_the_time_and_leave_three_steps_between(
     model, trainer_of, rows
 ):
     def every(retained, batch):
-        data = sets_of(rows) | {"retain": rows.retain.select(range(retained))}
+        data = rows.sets() | {"retain": rows.retain.select(range(retained))}
         asked = {"target_forget_loss": 0.7, "per_device_train_batch_size": batch}
         return trainer_of(model, **data, **SMALL | asked).controller.every
 
@@ -144,7 +140,7 @@ def test_a_resumed_run_draws_the_batch_that_the_loader_held(model, trainer_of, d
     problem = forget_rows(*digits, list(range(0, 300, 10)))
     asked = {"target_forget_loss": 0.3, "max_retain_increase": 1.0, "max_steps": 40}
     asked |= {"per_device_train_batch_size": 8, "save_strategy": "steps"}
-    data = sets_of(problem)
+    data = problem.sets()
     asked["save_steps"] = 1
     whole = by_goal(trainer_of, copy.deepcopy(model), problem, **asked)
     start, first, *others = whole.controller.history
@@ -175,7 +171,7 @@ def test_each_record_reaches_the_goal_and_none_pays_for_another(
     state = trainer.goal_run.state_dict()
     is_saved = state["reference"] is not None
     assert is_saved == (kind == "unseen"), "a resumed run is given that of a retain model"
-    again = trainer_of(model, **sets_of(rows), **SMALL | asked, retain_predictions=retrained)
+    again = trainer_of(model, **rows.sets(), **SMALL | asked, retain_predictions=retrained)
     again = again.goal_run
     again.load_state_dict(state)
     first = trainer.goal_run.goal.reference
@@ -188,7 +184,7 @@ def test_each_record_reaches_the_goal_and_none_pays_for_another(
 def test_a_run_in_another_number_of_processes_is_told_the_batch_that_it_needs(
     model, trainer_of, rows, monkeypatch
 ):
-    data, asked = sets_of(rows), SMALL | {"target_forget_loss": 1.0}
+    data, asked = rows.sets(), SMALL | {"target_forget_loss": 1.0}
     state = trainer_of(model, **data, **asked).run_state()
     halves = "--gradient_accumulation_steps 1 --per_device_train_batch_size 32"
     ways = {2: f"give {halves}", 3: "start a number of processes that divides 64"}
@@ -203,7 +199,7 @@ def test_a_run_in_another_number_of_processes_is_told_the_batch_that_it_needs(
 
 
 def test_without_a_start_nothing_is_said_of_it(model, trainer_of, rows):
-    data = sets_of(rows)
+    data = rows.sets()
     trainer = trainer_of(model, **data, method="ga", max_steps=2)
     trainer.train()
     assert "eval_forget_loss" in (found := trainer.evaluate())
@@ -218,7 +214,7 @@ def test_predictions_of_other_records_are_refused(model, trainer_of, rows):
         by_goal(trainer_of, model, rows, retain_predictions=short, goal="retrained")
     sample = {"goal": "retrained", "max_eval_samples": 10, "retain_predictions": found}
     with pytest.raises(HamuError, match=r"^retain_predictions are of 12 records, .* has 10;"):
-        trainer_of(model, **sets_of(rows), **sample)
+        trainer_of(model, **rows.sets(), **sample)
 
 
 def test_a_callback_that_ends_it_at_an_evaluation_leaves_the_best_state(model, trainer_of, rows):
@@ -253,7 +249,7 @@ def test_a_goal_that_is_reached_at_the_start_takes_no_step(model, trainer_of, ro
 
 
 def test_a_run_by_hand_raises_records_to_their_targets_too(model, trainer_of, rows):
-    data = sets_of(rows)
+    data = rows.sets()
     settings = {"target_forget_loss": 0.5, "learning_rate": 3e-4, "optim": "adamw_torch"}
     bounded = {"forget_objective": "bounded", "max_steps": 8, "per_device_train_batch_size": 64}
     trainer = trainer_of(model, **data, **settings, **bounded)
@@ -342,7 +338,7 @@ def test_a_rehearsal_looks_half_way_and_at_the_end_at_batches_of_its_step(
     model, trainer_of, rows, monkeypatch
 ):
     lasting = {"lasting": True, "lookahead_steps": 6, "target_forget_loss": 0.7}
-    run = trainer_of(model, **sets_of(rows), **SMALL, **lasting).goal_run
+    run = trainer_of(model, **rows.sets(), **SMALL, **lasting).goal_run
     drawn = []
 
     @contextmanager
@@ -363,7 +359,7 @@ def test_a_rehearsal_looks_half_way_and_at_the_end_at_batches_of_its_step(
 
 def test_a_lasting_run_takes_an_erased_record_further_ahead(model, trainer_of, rows):
     def aims(**asked):
-        run = trainer_of(model, **sets_of(rows), **SMALL, **asked).goal_run
+        run = trainer_of(model, **rows.sets(), **SMALL, **asked).goal_run
         run.focus(run.stand())
         return run.limits[:, 0]
 
