@@ -9,13 +9,7 @@ import torch
 from run_files import read, run, write_rows
 
 from hamu.data import read_text
-from hamu.models.language import (
-    AdapterSettings,
-    load_language_model,
-    new_language_model,
-    new_tokenizer,
-    with_adapter,
-)
+from hamu.models import language
 from hamu.models.storage import save_model
 
 DATA = "--data records.jsonl --forget_rows 0,1,2,3"
@@ -29,13 +23,15 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     texts = read_text("miniature").records
     write_rows(folder / "records.jsonl", [dict(row.fields) for row in texts[:24]])
-    tokenizer = new_tokenizer((r.prompt + r.answer for r in texts), 400)
+    tokenizer = language.new_tokenizer((r.prompt + r.answer for r in texts), 400)
     torch.manual_seed(0)
     for name in ("original", "other"):
-        model = new_language_model(tokenizer, hidden=32, layers=1, max_length=128)
+        model = language.new_language_model(tokenizer, hidden=32, layers=1, max_length=128)
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    adapted = with_adapter(model, AdapterSettings(rank=2, alpha=4, targets="q_proj,v_proj"))
+    adapted = language.with_adapter(
+        model, language.AdapterSettings(rank=2, alpha=4, targets="q_proj,v_proj")
+    )
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
@@ -81,7 +77,7 @@ def test_an_adapter_finds_its_base_from_any_folder_and_no_file_names_the_folder(
     assert run(job) == 0
     assert not_held(capsys) == []
     monkeypatch.chdir(tmp_path)
-    load_language_model("here/run/model")
+    language.load_language_model("here/run/model")
     for name in ("record.json", "record.md", "inputs.json"):
         assert str(tmp_path) not in Path("here/run", name).read_text()
 
@@ -196,7 +192,7 @@ def test_a_dry_run_counts_the_parameters_of_the_run_that_follows(plan, capsys):
     found = plan(job)
     assert (found["training records"], found["steps"]) == ("24", "150"), "50 epochs of 3 batches"
     assert run(f"{job} --max_steps 1 --output_dir new") == 0
-    made = load_language_model("new/model")
+    made = language.load_language_model("new/model")
     assert int(found["parameters"]) == sum(p.numel() for p in made.parameters())
     whole = int(plan(f"unlearn {GOAL} {DATA} --model original")["parameters"])
     of_adapter = 2 * 2 * (32 + 32)  # rank 2 on the query and value projection

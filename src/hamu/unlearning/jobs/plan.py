@@ -17,14 +17,7 @@ from hamu.core.forward import evaluating, predict_logits
 from hamu.core.objectives import build_objective
 from hamu.errors import HamuError, reading
 from hamu.files import is_of_hub
-from hamu.models.language import (
-    FOUR_BIT,
-    AdapterSettings,
-    base_of,
-    place_of,
-    stored_in,
-    with_adapter,
-)
+from hamu.models import language
 from hamu.models.storage import check_is_saved, refuse_encoder
 from hamu.unlearning.goal_run import steps_of_a_run
 from hamu.unlearning.goals import choose_goal
@@ -143,7 +136,7 @@ def _of_images(task: Any, sets: dict[str, Any]) -> tuple[Any, dict[str, float], 
 
 def meta_model(
     source: str,
-    adapter: AdapterSettings | None,
+    adapter: language.AdapterSettings | None,
     *,
     base_model: str | None = None,
     trust_remote_code: bool = False,
@@ -151,7 +144,7 @@ def meta_model(
     """Make what `load_language_model` would load, without weights, from the configuration alone."""
     from peft import PeftConfig, get_peft_model
 
-    base = None if source in KNOWN else base_of(source, base_model)
+    base = None if source in KNOWN else language.base_of(source, base_model)
     whole, trusted = base or source, {"trust_remote_code": trust_remote_code}
     with (
         reading(f"a language model after the configuration of {whole} cannot be loaded"),
@@ -159,13 +152,13 @@ def meta_model(
     ):
         config: Any = KNOWN[whole]() if whole in KNOWN else None
         config = config or AutoConfig.from_pretrained(
-            place_of(whole), local_files_only=not is_of_hub(whole), **trusted
+            language.place_of(whole), local_files_only=not is_of_hub(whole), **trusted
         )
         refuse_encoder(config, whole)
         model: Any = AutoModelForCausalLM.from_config(config, **trusted)
         if base is None:
-            return model if adapter is None else with_adapter(model, adapter)
-        form: Any = PeftConfig.from_pretrained(place_of(source))
+            return model if adapter is None else language.with_adapter(model, adapter)
+        form: Any = PeftConfig.from_pretrained(language.place_of(source))
         form.inference_mode = False
         if hasattr(form, "init_lora_weights"):
             form.init_lora_weights = True  # other ways need the weights
@@ -176,7 +169,7 @@ def frozen_bytes(model: Any, dtype: str) -> float:
     """Count the bytes of what is not trained, loaded as a `dtype` of `load_language_model`."""
     own = _loaded_in(model, dtype)
     frozen: float = own.itemsize * sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    if dtype != FOUR_BIT:
+    if dtype != language.FOUR_BIT:
         return frozen
     # half a byte, and a float32 scale for each 64 weights
     head, kinds = model.get_output_embeddings(), (nn.Linear, Conv1D)
@@ -187,7 +180,7 @@ def frozen_bytes(model: Any, dtype: str) -> float:
 
 def _loaded_in(model: Any, dtype: str) -> torch.dtype:
     """Type of the weights that `load_language_model` would load as a `dtype`."""
-    own = stored_in(dtype)
+    own = language.stored_in(dtype)
     return (model.config.dtype or torch.float32) if own == "auto" else own
 
 

@@ -11,20 +11,11 @@ from typing import Any
 
 from rich.console import Console
 
+from hamu import files
 from hamu.data.forget_sets import subset
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import embed
-from hamu.files import (
-    CONFIG,
-    MODEL,
-    RECORD,
-    REPORT,
-    file_digest,
-    finding_room,
-    is_local,
-    is_of_hub,
-    write_whole,
-)
+from hamu.files import finding_room, is_local, is_of_hub, write_whole
 from hamu.models.language import saved_adapter
 from hamu.models.storage import NeedsCode, folder_of, is_adapter
 from hamu.report import run as seen
@@ -115,7 +106,7 @@ def _target(output: str | None, named: Sequence[Path]) -> Path:
     """Place of the page; nothing but an earlier page may be there."""
     if output is None and len(named) > 1:
         raise HamuError(f"name the place of the page of {len(named)} folders with --output FILE")
-    target = named[0] / REPORT if output is None else Path(output)
+    target = named[0] / files.REPORT if output is None else Path(output)
     if not target.parent.is_dir():
         raise HamuError(f"the folder {target.parent} of --output is not there")
     if not os.access(target.parent, os.W_OK):
@@ -209,7 +200,7 @@ def verify(
     folder = Path(run).expanduser()
     sources = NamedSources(folder, hub, trust_remote_code=trust_remote_code)
     findings = tuple(verify_record(folder, sources, evaluate=not no_models))
-    return Verified(folder, findings, file_digest(folder / RECORD))
+    return Verified(folder, findings, files.file_digest(folder / files.RECORD))
 
 
 class NamedSources:
@@ -226,7 +217,7 @@ class NamedSources:
     @cached_property
     def task(self) -> Task:
         """The task of the run, with the options that config.yaml names."""
-        path = self._run / CONFIG
+        path = self._run / files.CONFIG
         if not path.is_file():
             raise Unavailable("config.yaml is missing")
         try:
@@ -237,7 +228,8 @@ class NamedSources:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
         settings.of(RunOptions).trust_remote_code = self._trusts
         task = choose_task(settings, Console(quiet=True))
-        task.classes_of = str(self._run / MODEL)  # as the original's, which may be out of reach
+        # as the original's, which may be out of reach
+        task.classes_of = self._model("after")
         return task
 
     @property
@@ -286,7 +278,8 @@ class NamedSources:
         record, wrong = read_record(self._run)
         if name is None and not wrong:
             after = record["models"]["after"]
-            if inputs.weights_digest(self._run / MODEL) != (after["adapter"] or after["weights"]):
+            weights = inputs.weights_digest(self._run / files.MODEL)
+            if weights != (after["adapter"] or after["weights"]):
                 name = "model after"
         if name is not None:
             raise Unavailable(f"the {name} is not that of the run any more")
@@ -333,7 +326,7 @@ class NamedSources:
     def _model(self, role: str) -> str:
         """The name or folder of the model of this role, once it may be looked at."""
         if role == "after":
-            return str(self._run / MODEL)
+            return str(self._run / files.MODEL)
         run = self.task.run
         return self._need(str(run.model if role == "before" else run.retain_model))
 

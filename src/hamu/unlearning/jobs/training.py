@@ -24,18 +24,12 @@ from hamu.evaluation.membership import attacker_words
 from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MERGED, MODEL, RECORD, file_digest, read_json
 from hamu.models import first_not_finite, storage
+from hamu.unlearning import record
 from hamu.unlearning.goals import forgotten_words
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
 from hamu.unlearning.jobs.tasks import WAYS, Task, choose_task
-from hamu.unlearning.record import (
-    cut_records,
-    cut_words,
-    read_record,
-    write_model_card,
-    write_record,
-)
 from hamu.unlearning.record.inputs import Inputs, check_same, with_settings
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer, train_original
@@ -118,7 +112,7 @@ def _is_complete(folder: RunFolder, last: str) -> bool:
     with reading(f"the model in {place} is damaged", f"; remove that folder, {again}"):
         if not storage.open_tensors(place.glob("*.safetensors")):
             raise ValueError("it has no weights")
-    why = read_record(folder.path)[1] if last == RECORD else ""
+    why = record.read_record(folder.path)[1] if last == RECORD else ""
     if why:
         raise HamuError(f"{folder.path / RECORD} is damaged: {why}; remove it, {again}")
     return True
@@ -313,13 +307,13 @@ def _finish(
         base=str(task.run.model),
         method=trainer.args.method,
         forget_records=len(problem.forget),
-        cut=cut_records(problem.forget),
+        cut=record.cut_records(problem.forget),
         reports=reports,
         goal=evaluation["goal"],
     )
     folder.write_json(EVALUATION, evaluation)
     if is_main():
-        write_record(
+        record.write_record(
             folder,
             trainer,
             evaluation,
@@ -344,7 +338,7 @@ def _save(
 ) -> str:
     """Save a model with its card, and merged if asked for; returns why that failed."""
     card |= {"four_bit": task.run.load_in_4bit}
-    beside = *task.beside_model(), partial(write_model_card, **card)
+    beside = *task.beside_model(), partial(record.write_model_card, **card)
     folder.save_model(model, *beside, begin=begin or folder.prepare)
     try:
         if task.run.merge and hasattr(model, "peft_config"):
@@ -393,8 +387,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
         yield f"{forgotten_words(goal)}; {before}{lasts}"
     if attacker:
         yield attacker
-    if cut := cut_records(problem.forget):
-        yield f"{cut_words(cut, len(problem.forget))}; --max_length sets what it reads"
+    if cut := record.cut_records(problem.forget):
+        yield f"{record.cut_words(cut, len(problem.forget))}; --max_length sets what it reads"
     if trainer.promise is not None and trainer.pair.method.constrained is not None:
         yield kept_in_words(trainer.promise)
 
