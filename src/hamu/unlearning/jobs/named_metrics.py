@@ -20,15 +20,7 @@ from transformers import set_seed
 
 from hamu.data import encode, subset
 from hamu.errors import HamuError, first_line
-from hamu.evaluation import Predictions
-from hamu.evaluation.membership import (
-    FEWEST,
-    AttackScores,
-    ShadowPredictions,
-    gradient_scores,
-    matched_by_class,
-    shadow_figures,
-)
+from hamu.evaluation import Predictions, membership
 from hamu.evaluation.memorization import verbmem
 from hamu.files import CHECKPOINT, CONFIG, MODEL, RECORD
 from hamu.unlearning.jobs.options import EvaluateOptions, RunOptions
@@ -60,16 +52,13 @@ def named_metrics(task: Task, problem: Problem, asked: EvaluateOptions) -> Measu
         raise HamuError(f"format {asked.format!r} is unknown; it may be open-unlearning")
     if isinstance(task, TextTask):
         return _of_texts(task, problem, asked, names)
-    for option in ("lm_eval", "format"):
-        if getattr(asked, option):
-            raise HamuError(f"{option} {getattr(asked, option)} is for texts; leave it out")
     if not names:
         return lambda model, predictions: {}
     shadows = _shadows(task, problem, asked.shadow_models, unlearned="ulira" in names)
 
     def measure(model: Any, predictions: Mapping[str, Any]) -> dict[str, float | None]:
         sides = (predictions["forget"], predictions["test"])
-        found = shadow_figures(*sides, shadows(), task.args.seed)
+        found = membership.shadow_figures(*sides, shadows(), task.args.seed)
         return {key: value for key, value in found.items() if key.partition("_")[0] in names}
 
     return measure
@@ -89,8 +78,8 @@ def _of_texts(
         with task.evaluation_precision():
             if "mia_gradnorm" in names:
                 sets = task.fitted_problem(model, problem).sets()
-                both = [gradient_scores(model, sets[n]) for n in ("forget", "test")]
-                found["mia_gradnorm"] = AttackScores(*both).auc
+                both = [membership.gradient_scores(model, sets[n]) for n in ("forget", "test")]
+                found["mia_gradnorm"] = membership.AttackScores(*both).auc
             if "verbmem" in names:
                 texts = task.some_records(problem.forget, asked.generate)
                 data = encode(texts, task.tokenizer, task.length_for(model))
@@ -103,7 +92,7 @@ def _of_texts(
 
 def _shadows(
     task: Task, problem: Problem, count: int, *, unlearned: bool
-) -> Callable[[], ShadowPredictions]:
+) -> Callable[[], membership.ShadowPredictions]:
     """Check what shadow models need; returns what trains them and predicts their pool.
 
     The pool has the forget records and as many test records. Two models at a time take the two
@@ -116,11 +105,11 @@ def _shadows(
     if test is None:
         raise HamuError("rmia and ulira need data never trained on; give --test_data")
     train_config, unlearn_config = _settings_behind(str(task.run.model), unlearned=unlearned)
-    drawn = matched_by_class(forget.labels, test.labels, seed)[1]
-    if len(drawn) < FEWEST:
+    drawn = membership.matched_by_class(forget.labels, test.labels, seed)[1]
+    if len(drawn) < membership.FEWEST:
         raise HamuError(
-            f"rmia and ulira need at least {FEWEST} test images of the classes that are "
-            f"forgotten; there are {len(drawn)}"
+            f"rmia and ulira need at least {membership.FEWEST} test images of the classes that "
+            f"are forgotten; there are {len(drawn)}"
         )
     pool = forget.joined(test.select(drawn))
     unseen = test.select(sorted({*range(len(test))} - {*drawn.tolist()}))
@@ -153,7 +142,7 @@ def _shadows(
             found.append(task.predict(model, known).logits)
         return found
 
-    def train() -> ShadowPredictions:
+    def train() -> membership.ShadowPredictions:
         from sklearn.model_selection import StratifiedKFold
 
         found, holds = [], torch.zeros(count, len(pool), dtype=torch.bool)
@@ -164,7 +153,7 @@ def _shadows(
                 holds[number, mine] = True
                 found.append(predicted(mine.tolist(), rest.tolist(), seed + number, place))
         trained, *after = map(torch.stack, zip(*found, strict=True))
-        return ShadowPredictions(trained, after[0] if after else None, holds)
+        return membership.ShadowPredictions(trained, after[0] if after else None, holds)
 
     return train
 

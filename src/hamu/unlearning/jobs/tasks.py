@@ -12,44 +12,24 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from hamu.data import (
-    ImageData,
-    TextData,
-    TextRecords,
-    UnlearningData,
-    encode,
-    forget_sets,
-    images,
-    text,
-)
+from hamu.data import ImageData, TextData, TextRecords, forget_sets, images, text
 from hamu.errors import HamuError, counted
-from hamu.evaluation import (
-    classifier_report,
-    generate_answers,
-    predict,
-    predict_tokens,
-    privleak,
-    text_report,
-)
-from hamu.evaluation.reports import further_figures
+from hamu.evaluation.answers import generate_answers
+from hamu.evaluation.membership import privleak
+from hamu.evaluation.predictions import predict, predict_tokens
+from hamu.evaluation.reports import classifier_report, further_figures, text_report
 from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, located
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.goals import check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings
-from hamu.unlearning.record.inputs import (
-    Inputs,
-    digests_in,
-    read_inputs,
-    reading_entries,
-    saved_model_entry,
-    set_entries,
-)
+from hamu.unlearning.record import inputs as recorded
+from hamu.unlearning.record.inputs import Inputs, digests_in, read_inputs, set_entries
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import TrainConfig, UnlearnConfig
 from hamu.unlearning.trainer.resumable import to_channels_last
 
-Problem = UnlearningData[Any]
+Problem = forget_sets.UnlearningData[Any]
 Figures = dict[str, Any]
 WAYS = ("forget_class", "forget_rows", "forget_data", "forget_filter")
 _OF_IMAGES = ("image_size", "num_channels", "image_column", "label_column")
@@ -57,7 +37,7 @@ _OF_TEXTS = (
     *("prompt_column", "answer_column", "alternative_column", "base_model", "tokenizer"),
     *("model_dtype", "load_in_4bit", "lora", "merge", *OF_AN_ADAPTER),
     *("question_template", "answer_prefix", "loss_on", "max_length"),
-    *TOFU_SETS,
+    *("lm_eval", "format", *TOFU_SETS),
 )
 _IN_PEFT = {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 _OF_ONE_TASK = (".json", ".jsonl", ".npz")  # endings
@@ -325,10 +305,10 @@ class Task:
         for name, data in sets.items():
             entries |= set_entries(name, data)
         for name, source in models.items():
-            entry = None if source is None else saved_model_entry(source, self.base_of(source))
+            entry = source and recorded.saved_model_entry(source, self.base_of(source))
             entries[f"{name} model"] = entry
         original = models["original"]
-        entries |= reading_entries(sets, original, original and self.base_of(original))
+        entries |= recorded.reading_entries(sets, original, original and self.base_of(original))
         return entries
 
     def inputs_of(self, problem: Problem, of: tuple[str, ...] = ("original", "retain")) -> Inputs:
@@ -571,7 +551,7 @@ class TextTask(Task):
 
     def _encoded(self, model: Any, data: TextRecords) -> TextData:
         longest = self.length_for(model)
-        tokens = encode(data, self.tokenizer, longest, self.data.loss_on)  # type: ignore[arg-type]
+        tokens = text.encode(data, self.tokenizer, longest, self.data.loss_on)  # type: ignore[arg-type]
         language.check_reads(model, tokens)
         if tokens.truncated:
             cut = f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source}"
@@ -607,7 +587,11 @@ class TextTask(Task):
         report = text_report(predictions, texts=texts, reference=reference)
         if reference is not None:
             report["retain_model"] = text_report(reference, texts=texts)
-            report["privleak"] = privleak_of(report)
+            two = (report, report["retain_model"])
+            both: Any = (one["membership_inference"] or {} for one in two)
+            ours, theirs = (one.get("min_k_40") for one in both)
+            is_defined = None not in (ours, theirs) and theirs != 1
+            report["privleak"] = privleak(1 - ours, 1 - theirs) if is_defined else None
         report["metrics"] |= further_figures(predictions, reference, report["metrics"])
         return report
 
@@ -617,22 +601,13 @@ class TextTask(Task):
         return forget_sets.subset(texts, most, self.args.seed)  # type: ignore[no-any-return]
 
     def answers_of(self, model: Any, texts: TextRecords) -> list[str]:
-        data = encode(texts, self.tokenizer, self.length_for(model))
+        data = text.encode(texts, self.tokenizer, self.length_for(model))
         with self.evaluation_precision():
             return generate_answers(model, self.tokenizer, data, self.args.eval_batch_size)
 
     def length_for(self, model: Any) -> int:
         """The most tokens of a record: as asked for, or as many as the model reads."""
         return min(self.data.max_length, language.longest_text(model) or self.data.max_length)
-
-
-def privleak_of(report: Mapping[str, Any]) -> float | None:
-    """MUSE's PrivLeak; None without both AUCs, or where the retain model's is 1."""
-    both = (one["membership_inference"] or {} for one in (report, report["retain_model"]))
-    ours, theirs = (one.get("min_k_40") for one in both)
-    if ours is None or theirs is None or theirs == 1:
-        return None
-    return privleak(1 - ours, 1 - theirs)
 
 
 def scored_texts(data: TextRecords, loss_on: str) -> list[str]:
@@ -642,7 +617,7 @@ def scored_texts(data: TextRecords, loss_on: str) -> list[str]:
 
 def cut_texts(data: TextRecords, tokenizer: Any, loss_on: str, lengths: Sequence[int]) -> list[str]:
     """The scored text of each record, up to the last of so many scored tokens."""
-    whole, found = encode(data, tokenizer, sys.maxsize, loss_on), []  # type: ignore[arg-type]
+    whole, found = text.encode(data, tokenizer, sys.maxsize, loss_on), []  # type: ignore[arg-type]
     said = scored_texts(data, loss_on)
     rows = zip(data.records, said, whole.tokens, whole.scored_from, lengths, strict=True)
     for record, words, tokens, start, most in rows:
