@@ -155,13 +155,10 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
             original = task.predictions(task.original_model, problem, only=("test",))[1]
         model, predictions = task.predictions(str(task.run.model), problem)
         report = task.report(predictions, problem, reference)
-        report["goal"], lines = None, [NOTHING_TELLS]
-        if goal is not None:
-            others = {"original": original, "retain_model": reference}
-            report["goal"] = goal_report(goal, predictions, **others)
-            lines = goal_lines(report["goal"])
+        others = {"original": original, "retain_model": reference}
+        report["goal"] = None if goal is None else goal_report(goal, predictions, **others)
+        lines = [NOTHING_TELLS] if goal is None else goal_lines(report["goal"])
         lines += filter(None, [attacker_words(report)])
-        attacked = None
         # first what is known, whatever becomes of what takes longer
         folder.write_json(files.EVALUATION, report)
         folder.write_config(settings.given)
@@ -180,9 +177,8 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         folder.write_json(files.EVALUATION, report)
         if asked.format:
             folder.write_json(files.OPEN_UNLEARNING, open_unlearning(report))
-        if attacks is not None:
-            del model
-            attacked = attacks(folder)
+        del model
+        attacked = None if attacks is None else attacks(folder)
     return Evaluated(folder.path, problem.forget_name, report, tuple(lines), attacked)
 
 
