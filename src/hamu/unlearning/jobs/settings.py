@@ -69,6 +69,13 @@ class Parser(HfArgumentParser):
         """Values, which may be texts, as they would be as flags."""
         words = []
         for name, value in values.items():
+            several = value if isinstance(value, list | tuple) else [value]
+            is_named = all(isinstance(one, str | os.PathLike) for one in several)
+            if name in tables.PATHS - {"forget_rows"} and not is_named:
+                raise HamuError(
+                    f"{name} is a {type(value).__name__}; name a file or folder (objects are for "
+                    f"hamu.UnlearnTrainer)"
+                )
             value = getattr(value, "value", value)
             value = value.tolist() if hasattr(value, "tolist") else value  # numpy's and torch's
             if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
@@ -139,9 +146,7 @@ def settings_of(command: str, options: Mapping[str, Any]) -> Settings:
     """Check and complete the options of a job, given by name, into its dataclasses."""
     parser = parser_of(command)
     defaults = {action.dest: action.default for action in parser._actions}
-    options = {name: value for name, value in options.items() if value is not None}
-    _check_places(options)
-    options = parser.typed(options)
+    options = parser.typed({name: value for name, value in options.items() if value is not None})
     resumed = None
     if options.get("resume") and command in READS:
         resumed = _config_to_resume(command, options)
@@ -167,18 +172,6 @@ def settings_of(command: str, options: Mapping[str, Any]) -> Settings:
     if command == "unlearn" and not given.keys() & {"auto", *tables.BY_HAND}:
         given["auto"] = True
     return Settings(tuple(_built(cls, values | given) for cls in tables.TYPES[command]), given)
-
-
-def _check_places(options: Mapping[str, Any]) -> None:
-    """Refuse a model or data that are objects; as a text they would be a long name of no file."""
-    for name in options.keys() & (tables.PATHS - {"forget_rows"}):
-        value = options[name]
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if not isinstance(one, str | os.PathLike):
-                raise HamuError(
-                    f"{name} is a {type(value).__name__}; name a file or folder (objects are for "
-                    f"hamu.UnlearnTrainer)"
-                )
 
 
 def settings_of_run(config: Path, **changes: Any) -> Settings:
