@@ -170,13 +170,13 @@ def test_a_signal_saves_and_the_resumed_run_ends_alike(
 def test_a_signal_behind_the_last_step_waits_for_the_model_and_a_second_does_not(
     cli, tmp_path, unlearn, whole, monkeypatch
 ):
-    expected, write = whole(), training.write_record
+    expected, write = whole(), training.record.write_record
 
     def interrupted(*given, **settings):
         signal.raise_signal(signal.SIGTERM)
         return write(*given, **settings)
 
-    monkeypatch.setattr(training, "write_record", interrupted)
+    monkeypatch.setattr(training.record, "write_record", interrupted)
     code, out, _ = cli(*unlearn, "--output_dir", "run")
     assert (code, outcome(tmp_path / "run")) == (0, expected)
     assert "SIGTERM: all steps are done; it ends when" in " ".join(out.split())
