@@ -40,7 +40,9 @@ def save_small_world(rows):
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     np.savez("a.npz", images=images, labels=np.arange(12) % 3)
     Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    save_small_classifier("image")
+    shape = {"depth": 8, "width": 2, "num_channels": 1, "num_labels": 3}
+    grey = SmallResNetConfig(**shape, image_mean=[0.5], image_std=[0.3])
+    SmallResNet(grey).save_pretrained("image")
     tokenizer = new_tokenizer((row["question"] for row in rows), vocabulary=300)
     text = new_language_model(tokenizer, hidden=16, layers=1, max_length=128)
     text.save_pretrained("text")
@@ -57,13 +59,6 @@ def small_vision_transformer(**settings):
     sizes = dict.fromkeys(("hidden_size", "intermediate_size", "image_size"), 8)
     sizes |= {"num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 4}
     return ViTForImageClassification(ViTConfig(**sizes | settings))
-
-
-def save_small_classifier(folder):
-    """A classifier of three classes of grey images."""
-    shape = {"depth": 8, "width": 2, "num_channels": 1, "num_labels": 3}
-    config = SmallResNetConfig(**shape, image_mean=[0.5], image_std=[0.3])
-    SmallResNet(config).save_pretrained(folder)
 
 
 def token_predictions(losses, expected=-1.0, spread=1.0):

@@ -382,22 +382,16 @@ def test_accumulation_looks_ahead_once_a_step(model, trainer_of, whole_class, mo
     assert trainer.lookahead.cycles >= 1
 
 
-@pytest.fixture
-def classes(cli, few_digits, saved_model):
-    """The command that unlearns some of 300 digits in files."""
-    always = ("unlearn", "--data", few_digits, "--model", saved_model, "--max_steps", 30)
-    return lambda *more: cli(*always, "--output_dir", "out", *more)
-
-
 @pytest.mark.parametrize(("asked", "kind", "share", "budget"), [
     (("--forget_class", 3), "erased", 0.95, 0.02),
     (("--forget_rows", ",".join(map(str, range(40))), "--max_retain_increase", 0.3), "unseen", 0.95, 0.3),
     (("--forget_class", 3, "--goal", "unseen", "--target_share", 0.5), "unseen", 0.5, 0.02),
 ])  # fmt: skip
 def test_the_plain_command_runs_by_goal_and_names_its_budget(
-    classes, tmp_path, cli, asked, kind, share, budget
+    cli, few_digits, saved_model, tmp_path, asked, kind, share, budget
 ):
-    code, out, err = classes(*asked)
+    data = ("--data", few_digits, "--model", saved_model)
+    code, out, err = cli("unlearn", *data, *asked, "--max_steps", 30, "--output_dir", "out")
     assert (code, err) == (0, "")
     assert f"(goal {kind}, {share:.0%} wanted)" in out
     assert f"of +{budget} allowed" in out

@@ -172,17 +172,13 @@ def test_a_file_takes_back_what_the_recipe_sets_and_its_mappings_keep_their_kind
     assert json.loads(given["lr_scheduler_kwargs"]) == expected
 
 
-def save_images(folder, pixels, names):
-    for number, (image, name) in enumerate(zip(pixels, names, strict=True)):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.asarray(image)).save(folder / name / f"{number:04}.png")
-
-
 def test_classes_of_a_folder_are_those_of_the_model_by_name(done, tmp_path, saved_model, digits):
     labels = digits[0].labels.tolist()
     named = digits[0].select([i for i, label in enumerate(labels) if label in (3, 7)][:60])
-    names = [named.classes[label] for label in named.labels]
-    save_images(tmp_path / "images", named.pixels[:, 0], names)
+    for number, (image, label) in enumerate(zip(named.pixels[:, 0], named.labels, strict=True)):
+        folder = tmp_path / "images" / named.classes[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.asarray(image)).save(folder / f"{number:04}.png")
     classes = np.array(named.classes)
     np.savez("named.npz", images=named.pixels[:, 0], labels=named.labels, classes=classes)
     flags = f"--model {saved_model} --forget_class 7"

@@ -56,14 +56,6 @@ def runs(tmp_path):
     return {path.parent.name: path.stat().st_mtime_ns for path in records}
 
 
-@pytest.fixture
-def adam_is_killed():
-    """Kills the run of AdamW at step 12 as long as the patch is there."""
-    killed = partial(signal.raise_signal, signal.SIGKILL)
-    with at_step(12, killed, lambda args: args.optim == "adamw_torch") as patch:
-        yield patch
-
-
 def test_the_test_set_chooses_the_original_that_is_trained(experiments, tmp_path):
     """As the paper's recipe says (App. E): a fraction of the training data, the whole test set."""
     generator = np.random.default_rng(0)
@@ -208,9 +200,10 @@ class Longer(Optimizers):
 
 @FORKS
 def test_a_longer_run_serves_a_shorter_figure_unless_it_fails_and_goes_on(
-    reproduce, tmp_path, monkeypatch, adam_is_killed
+    reproduce, tmp_path, monkeypatch
 ):
-    with monkeypatch.context() as patch:
+    killed, adam = partial(signal.raise_signal, signal.SIGKILL), "adamw_torch"
+    with at_step(12, killed, lambda args: args.optim == adam) as patch:
         patch.setitem(EXPERIMENTS, "longer", Longer())
         code, out, err = reproduce("figure-12", "longer", "--epochs", 1)
     assert (code, err) == (0, "")
@@ -227,7 +220,6 @@ def test_a_longer_run_serves_a_shorter_figure_unless_it_fails_and_goes_on(
     assert [claim["holds"] for claim in broken["claims"]] == [None]
     finished = runs(tmp_path)
 
-    adam_is_killed.undo()
     asked, child = [], children._Child
     monkeypatch.setattr(
         children, "_Child", lambda call, *rest: asked.append(call) or child(call, *rest)
