@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,7 +28,6 @@ Side = Sequence[Tensor | None]
 _ROW = 128  # elements of a packed row
 _TINY = 1 << 11  # tensors up to this many elements are packed in float64
 SMALL = 3 << 14  # those up to this many are packed too, in float32 at first
-_KNOWN = 16  # sets of large tensors whose sums are prepared
 # Sums of float32 are off by 1e-6, of entries of one size by 1e-4; the second is 0.5% of this sin²θ
 _COARSE_COS_SQ = 1.0 - 0.15**2
 _COARSE_FLOOR = 1e-30  # of the mean square: squares below 1e-38 underflow
@@ -71,7 +70,6 @@ class GramMeter:
             block: _COARSE_FLOOR * sum(parameters[n].numel() for n in members)
             for block, members in self._coarse.items()
         }
-        self._sums: dict[tuple[int, ...], _Sums] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """State without scratch memory: pickle would part it from the views into it."""
@@ -100,9 +98,10 @@ class GramMeter:
             pack.sums.add(blocks, pack.grams(retain, forget))
         for device, numbers in self._large.items():
             sums = [_gram_of_large(device, exact, retain[n], forget[n]) for n in numbers]
-            of_pieces = [n for n, one in zip(numbers, sums, strict=True) for _ in one[::4]]
+            pieces = zip(numbers, sums, strict=True)
+            of_pieces = tuple(self._block_of[n] for n, one in pieces for _ in one[::4])
             grams = torch.stack(list(chain(*sums))).double().view(-1, 2, 2)
-            self._sums_of(of_pieces).add(blocks, grams)
+            _prepared(of_pieces, self.device).add(blocks, grams)
         return PairGram(blocks[:, 0, 0], blocks[:, 1, 1], blocks[:, 0, 1], self._eps)
 
     def fits(self, parameters: Sequence[Tensor]) -> bool:
@@ -140,15 +139,6 @@ class GramMeter:
         again = torch.tensor([block in chosen for block in range(self._num_blocks)]).to(self.device)
         both = zip(exact.sums().items(), gram.sums().values(), strict=True)
         return gram.like({name: torch.where(again, new, old) for (name, new), old in both})
-
-    def _sums_of(self, numbers: Sequence[int]) -> _Sums:
-        """Sums by block of what these tensors have, one or several times each."""
-        key = tuple(numbers)
-        if key not in self._sums:
-            if len(self._sums) >= _KNOWN:  # experts that are not used have no gradients
-                self._sums.clear()
-            self._sums[key] = _Sums([self._block_of[number] for number in numbers], self.device)
-        return self._sums[key]
 
     def _packed(self, exact: bool) -> list[_Pack]:
         """Small parameters by device and precision, in as few packs as scratch memory allows."""
@@ -195,6 +185,9 @@ class _Sums:
             sums.index_add_(0, self._each, bags.view(-1, 2, 2))
 
 
+_prepared = lru_cache(maxsize=16)(_Sums)  # experts that are not used have no gradients
+
+
 @lru_cache
 def kernels_on(device: torch.device) -> Any:
     """The module `kernels` where it works: on a GPU with Triton and a C compiler; else None."""
@@ -219,14 +212,12 @@ def _gram_of_large(
     # torch.dot keeps one long running sum: too few digits for float64 gradients
     by_dot = is_flat and is_narrow and is_wide
     dot: Callable[[Any, Any], Tensor] = torch.dot if by_dot else partial(_sum_of_products, wide)
-    pieces = _pieces(device, wide, is_flat, retain, forget)
+    pieces = _pieces(device, wide, is_flat, grads)
     if len(grads) == 2:
         return [one for r, f in pieces for one in _gram_matrix(dot, r, f)]
-
-    def product(x: Tensor | None, y: Tensor | None) -> Tensor:
-        return torch.zeros((), device=device) if x is None or y is None else dot(x, y)
-
-    return [one for r, f in pieces for one in _gram_matrix(product, r, f)]
+    zeros = [torch.zeros((), device=device)] * 3
+    squares = [[dot(one, one)] for (one,) in pieces]
+    return [x for s in squares for x in (zeros + s if retain is None else s + zeros)]
 
 
 def _sum_of_products(wide: torch.dtype, x: Tensor, y: Tensor) -> Tensor:
@@ -235,23 +226,20 @@ def _sum_of_products(wide: torch.dtype, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pieces(
-    device: torch.device, wide: torch.dtype, is_flat: bool, *sides: Tensor | None
-) -> Iterator[Sequence[Tensor | None]]:
-    """Pieces of both gradients on this device, small enough to widen; None for one not there."""
-    grads = [g for g in sides if g is not None]
+    device: torch.device, wide: torch.dtype, is_flat: bool, grads: Sequence[Tensor]
+) -> Iterator[Sequence[Tensor]]:
+    """Pieces of the gradients on this device, small enough to widen."""
     step = min(widened_at_once(device, g.device) for g in grads) * 4 // wide.itemsize
     count = -(-grads[0].numel() // step)
     # else along the first dimension, where they are the same elements whatever the strides
-    whole = [None if g is None else g.view(-1) if is_flat else g for g in sides]
-    split = [repeat(None) if g is None else g.chunk(count) for g in whole]
-    pieces = zip(*split, strict=False)
+    pieces = zip(*((g.view(-1) if is_flat else g).chunk(count) for g in grads), strict=True)
     is_cpu = device.type == "cpu"  # where a piece is widened once for three products
     if all(g.device == device and (g.dtype == wide or not is_cpu) for g in grads):
         yield from pieces
         return
     for both in pieces:
-        there = (None if piece is None else brought(piece, device) for piece in both)
-        yield [p.to(wide) if p is not None and is_cpu else p for p in there]
+        there = (brought(piece, device) for piece in both)
+        yield [p.to(wide) if is_cpu else p for p in there]
 
 
 def widened_at_once(device: torch.device, source: torch.device) -> int:
