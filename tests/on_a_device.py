@@ -8,6 +8,7 @@ import copy
 import math
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,12 +71,13 @@ def batch(side, part=slice(None)):
     return torch.randn(12, 8, generator=generator)[part], torch.arange(12)[part] % 3
 
 
-def collect(pair, model, place="cpu", part=slice(None)):
-    """Pass both sides."""
-    for side in ("retain", "forget"):
+def collect(pair, model, place="cpu", part=slice(None), scale=lambda loss: loss):
+    """Pass the sides that the method has."""
+    for side in [s for s in ("retain", "forget") if getattr(pair.method, f"uses_{s}")]:
         x, y = batch(side, part)
         with getattr(pair, side)():
-            F.cross_entropy(model(x.to(place)), y.to(place)).backward()
+            x = x.to(place, pair.parameters[0].dtype)
+            scale(F.cross_entropy(model(x), y.to(place))).backward()
 
 
 def images(count, seed=0):
@@ -115,31 +117,23 @@ def trained(
 ):
     """Weights after two steps on a device, on the host; and the work of the last combine."""
     model, method = network(dtype), method or HamuQ(0.3, **RELATIVE)
-    if early:
-        pair = PairedGradients(model, method, **settings)
+    pair = PairedGradients(model, method, **settings) if early else None
     model.to(place)
-    if not early:
-        pair = PairedGradients(model, method, **settings)
+    pair = pair or PairedGradients(model, method, **settings)
     optimizer = optimizer(model.parameters(), lr=rate)
     scaler = torch.amp.GradScaler(torch.device(place).type, init_scale=8.0, enabled=scaled)
     guard = None if corrects is None else StepGuard(pair, optimizer, correct_steps=corrects)
     for _ in range(2):
         for part in range(parts):
-            for side in [s for s in ("retain", "forget") if getattr(method, f"uses_{s}")]:
-                x, y = batch(side, slice(part, None, parts))
-                with getattr(pair, side)():
-                    loss = F.cross_entropy(model(x.to(place, dtype)), y.to(place)) / parts
-                    scaler.scale(loss).backward()
+            part = slice(part, None, parts)
+            collect(pair, model, place, part, lambda loss: scaler.scale(loss / parts))
         losses = torch.ones(2, device=place)
         with counting() as count:
             step = pair.combine(scaler, keep=() if guard is None else guard.keep, losses=losses)
         assert step.decision == "step"
-        if guard is not None:
-            guard.before(step)
-        scaler.step(optimizer)
+        with nullcontext() if guard is None else guard.around(step):
+            scaler.step(optimizer)
         scaler.update()
-        if guard is not None:
-            guard.after()
     return torch.cat([p.detach().cpu().double().flatten() for p in model.parameters()]), count
 
 
@@ -285,33 +279,6 @@ def test_a_step_reads_once_whatever_it_decides_and_collecting_never(
     assert (step.population is not None) == ("half_life" in settings)
 
 
-@pytest.mark.parametrize("offload", ["none", "bf16"])
-def test_a_model_over_a_device_and_the_host_steps_as_on_one(device, offload):
-    class Halves(nn.Module):
-        def __init__(self, places):
-            super().__init__()
-            self.layers, self.places = network(), places
-
-        def forward(self, x):
-            x = self.layers[:2](x.to(self.places[0]))
-            return self.layers[2:](x.to(self.places[1]))
-
-    found = []
-    for places in (("cpu", "cpu"), (device, "cpu")):
-        model = Halves(places)
-        model.layers[:2].to(places[0])
-        model.layers[2:].to(places[1])
-        pair = PairedGradients(model, HamuQ(0.3, **RELATIVE), offload_grads=offload)
-        collect(pair, model)
-        pair.combine()
-        found.append([p.grad for p in model.parameters()])
-        assert all(p.grad.device == p.device for p in model.parameters())
-        assert len({p.device for p in model.parameters()}) == len(set(places))
-    for host, there in zip(*found, strict=True):
-        rtol, atol = (1e-2, 1e-5) if ON_GPU and offload == "bf16" else (1e-4, 1e-7)
-        torch.testing.assert_close(there.cpu(), host, rtol=rtol, atol=atol)
-
-
 def test_an_assessment_is_the_hosts(device):
     found = []
     for place in ("cpu", device):
@@ -346,6 +313,23 @@ class Spread(nn.Module):
 
     def get_output_embeddings(self):
         return self.others
+
+
+@pytest.mark.parametrize("offload", ["none", "bf16"])
+def test_a_model_over_a_device_and_the_host_steps_as_on_one(device, offload):
+    found = []
+    for place in ("cpu", device):
+        layers = network()
+        model = Spread(layers[:2], layers[2:], place)
+        pair = PairedGradients(model, HamuQ(0.3, **RELATIVE), offload_grads=offload)
+        collect(pair, model, place)
+        pair.combine()
+        found.append([p.grad for p in model.parameters()])
+        assert all(p.grad.device == p.device for p in model.parameters())
+        assert len({p.device for p in model.parameters()}) == 1 + (place == device)
+    for host, there in zip(*found, strict=True):
+        rtol, atol = (1e-2, 1e-5) if ON_GPU and offload == "bf16" else (1e-4, 1e-7)
+        torch.testing.assert_close(there.cpu(), host, rtol=rtol, atol=atol)
 
 
 def test_a_hessian_over_a_device_and_the_host_is_that_on_one(device):
