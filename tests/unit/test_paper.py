@@ -15,17 +15,7 @@ from helpers import random_gram
 from run_files import read, write_rows
 
 from experiments.falling import DEMAND, FallingHamu, RisingFalcon, falls
-from experiments.league import (
-    DEFAULT,
-    EFFORT,
-    FIGURES,
-    _mean,
-    added,
-    entries,
-    ranked,
-    repeat,
-    table,
-)
+from experiments.league import DEFAULT, _mean, added, entries, ranked, table
 from experiments.paper import EXPERIMENTS, Scale, Trained
 from experiments.paper.batches import Batches
 from experiments.paper.common import BASELINES, METHODS, pearson_of
@@ -38,7 +28,6 @@ from experiments.paper.results import refreshed_result, result_of
 from experiments.paper.sampling import Sample, sample_images
 from experiments.paper.similarity import volumes_of
 from experiments.paper.stage import Stage
-from experiments.problems import Problem
 from experiments.stopping import row
 from hamu import HamuQ, build_method
 from hamu.data import read_images, read_text
@@ -108,8 +97,6 @@ def test_a_sample_has_the_same_share_of_each_class_and_is_drawn_once(tmp_path):
     assert sample_images(base, 0.1, 1, folder) == tenth
     assert path.read_bytes() == before
     assert sample_images(base, 0.1, 2, folder).settings != tenth.settings
-    with pytest.raises(HamuError, match="holds a sample of digits, not of "):
-        sample_images(base | {"data": str(tmp_path / "data/images-0.1-s2.npz")}, 0.1, 1, folder)
 
 
 def test_a_sample_keeps_the_names_of_classes_and_knows_when_its_source_has_changed(tmp_path):
@@ -385,34 +372,6 @@ def test_more_entries_join_the_known_ones_if_they_began_at_the_same_model():
         added(old, new | {"start": start | {"retain": 0.26}})
     with pytest.raises(SystemExit, match="began at the model b2, this is a1; give its --work_dir"):
         added(old | {"model": "b2"}, new)
-
-
-@pytest.mark.parametrize("missed", [False, True])
-def test_entries_are_repeated_with_the_seeds_that_they_lack(tmp_path, monkeypatch, missed):
-    (tmp_path / "original/model").mkdir(parents=True)
-    (tmp_path / "original/model/model.safetensors").write_bytes(b"weights")
-    part = {"level": 2.0, "rows": {"ga": {"learning_rate": 0.1, **{key: [1.0] for key in FIGURES}}}}
-    part["rows"] |= {"kl": None, "hamu unlearn": {"cost": [1.0]}}
-
-    def run(*words):
-        seeds = words[words.index("--seeds") + 1 : words.index("--at")]
-        assert words[words.index("--learning_rates") + 1] == "0.1"
-        found = [
-            {"method": "ga", "setting": "s", "seed": int(seed), "learning_rate": 0.1, "constraint": None,
-             "forget_weight": None, **{key: float(seed) for key in FIGURES.values()}}
-            for seed in reversed(seeds)
-        ]  # fmt: skip
-        found[0]["at_gain"] = None if missed else found[0]["at_gain"]
-        folder = Path(words[words.index("--output_dir") + 1])
-        folder.mkdir()
-        (folder / "comparison.json").write_text(json.dumps({"runs": found}))
-
-    monkeypatch.setattr("experiments.league.run", run)
-    repeat(Problem("P", (), (), (), "original"), tmp_path, part, None, EFFORT["digits"])
-    row = part["rows"]["ga"]
-    assert (row if missed else row["cost"]) == (None if missed else [1.0, -43.0, -44.0])
-    assert part["rows"]["kl"] is None
-    assert part["rows"]["hamu unlearn"] == {"cost": [1.0]}
 
 
 def test_the_page_of_the_league_shows_what_was_measured():
