@@ -78,19 +78,13 @@ def test_no_solver_finds_a_better_step(method, radius, distribution, specs, seed
         assert ours <= best + 1e-7
 
 
-def cost_of(method, weights, gram):
-    """Change of the objective for the worse, by block, in units of its squared norm."""
-    if method is HamuQ:
-        return -(weights.retain * gram.retain_sq + weights.forget * gram.dot) / gram.retain_sq
-    return (weights.retain * gram.dot + weights.forget * gram.forget_sq) / gram.forget_sq
-
-
 @pytest.mark.parametrize("method", [HamuQ, HamuU])
 @given(st.floats(-0.999, 0.999), st.floats(1e-3, 0.999), log_norms, log_norms)
 def test_above_kappa_2_the_objective_must_be_hurt(method, cos, share, log_retain, log_forget):
     gram = gram_at(10**log_retain, 10**log_forget, cos)
     weights = method(share, constraint_mode="relative", stopping="global").weigh(gram)
-    status, cost = weights.constraint, cost_of(method, weights, gram)
+    status, (retain, forget) = weights.constraint, gram.changes(weights.retain, weights.forget)
+    cost = retain / gram.retain_sq if method is HamuQ else -forget / gram.forget_sq
     norms = 10 ** (log_retain + log_forget)
     assert status.direct_threshold == pytest.approx(-share * norms)
     assert status.stop_threshold == pytest.approx(math.sqrt(1 - share**2) * norms)
