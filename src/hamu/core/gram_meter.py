@@ -39,10 +39,6 @@ class GramMeter:
     Small tensors are packed into zero-padded rows, so that a network with hundreds of them costs a
     handful of kernels, in a scratch memory of fixed size, which is kept: new memory in every step
     costs more than the sums. Large tensors are summed one by one, see `widened_at_once`.
-
-    Attributes:
-        is_exact: whether all sums of the last Gram are in float64; if not, see `doubtful`.
-        tables: where the last gradients lie that a kernel can read.
     """
 
     def __init__(
@@ -55,8 +51,8 @@ class GramMeter:
         if any(p.device.type == "mps" for p in parameters):
             raise HamuError("the model is on mps, which has no float64; move it to the CPU")
         self._places = [(p.device, p.dtype) for p in parameters]
-        self.is_exact = True
-        self.tables: list[Any] = []
+        self.is_exact = True  # all sums of the last Gram are in float64; else see `doubtful`
+        self.tables: list[Any] = []  # of the last gradients that a kernel can read
         self._scratch: dict[torch.device, Tensor] = {}
         self._packs: dict[bool, list[_Pack]] = {}  # by whether they are exact
         self._large: dict[torch.device, list[int]] = {}
@@ -78,9 +74,7 @@ class GramMeter:
     def measure(self, retain: Side, forget: Side, *, exact: bool = True) -> PairGram:
         """Measure the Gram without a host synchronisation; None stands for a zero gradient.
 
-        Args:
-            retain, forget: gradients of each loss, one or None per parameter.
-            exact: whether to sum all tensors in float64 also where that takes longer.
+        If `exact`, all tensors are summed in float64, also where that takes longer.
         """
         kernels = kernels_on(self.device)
         if kernels is not None:
@@ -109,11 +103,8 @@ class GramMeter:
         return self._places == [(p.device, p.dtype) for p in parameters]
 
     def doubtful(self, gram: PairGram, retain: Side, forget: Side) -> list[int]:
-        """Blocks whose float32 sums overflowed, may have underflowed, or leave too small an angle.
-
-        Args:
-            gram: on the host, measured with exact=False.
-            retain, forget: the gradients; where there is none, no sum underflowed.
+        """Blocks whose float32 sums overflowed, may have underflowed, or leave too small an angle;
+        `gram` is on the host, measured with exact=False.
         """
         sums, found = [sums.tolist() for sums in gram.sums().values()], []
         for block, members in self._coarse.items():

@@ -154,23 +154,14 @@ def _sent(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) ->
 
 @dataclass(frozen=True)
 class Table:
-    """Addresses of both gradients of some tensors; no memory of theirs is held.
+    """Addresses of both gradients of some tensors; no memory of theirs is held."""
 
-    Attributes:
-        numbers: of the tensors.
-        types: of the retain gradients, of the forget gradients, and of the tensors themselves.
-        addresses: of the retain gradients, then of the forget gradients; 0 for none.
-        sent: the addresses on the device.
-        chunks: tensor and place in it of each chunk, and sizes; see `_chunks`.
-        starts: the first chunk of each block.
-    """
-
-    numbers: list[int]
-    types: tuple[torch.dtype, torch.dtype, torch.dtype]
-    addresses: list[int]
-    sent: Tensor
-    chunks: tuple[Tensor, ...]
-    starts: Tensor
+    numbers: list[int]  # of the tensors
+    types: tuple[torch.dtype, torch.dtype, torch.dtype]  # of retain, forget, and the tensors
+    addresses: list[int]  # of the retain gradients, then of the forget gradients; 0 for none
+    sent: Tensor  # the addresses on the device
+    chunks: tuple[Tensor, ...]  # tensor and place in it of each chunk, and sizes
+    starts: Tensor  # the first chunk of each block
 
     def is_of(self, retain: Side, forget: Side) -> bool:
         """True if these gradients lie there."""
@@ -241,11 +232,8 @@ def grams(found: Sequence[Table], blocks: int, device: torch.device) -> Tensor:
 
 
 def combine(found: Sequence[Table], a: Sequence[float], b: Sequence[float]) -> list[int]:
-    """a_n·retain_n + b_n·forget_n in the memory of each retain gradient, where both are there.
-
-    Returns:
-        The numbers of these tensors. Those whose gradients are of another precision than the
-        tensor are left out.
+    """a_n·retain_n + b_n·forget_n in the memory of each retain gradient, where both are there and
+    of the tensor's precision; returns the numbers of these tensors.
     """
     written: list[int] = []
     for table in found:
