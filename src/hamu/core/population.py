@@ -1,34 +1,16 @@
 """`Population`: running estimates of the Gram of the expected gradients, from those of batches.
 
-The gradient of a batch is the expected gradient plus noise, and the noise enters both squared
-norms: E‖g‖² = ‖E g‖² + tr Σ/n (McCandlish et al. 2018, App. A). It is independent from batch to
-batch, so products of the gradients of *different* steps are free of it: g_s·g_t estimates ‖E g‖²
-without bias, for a batch of one record too.
-
-No gradient is kept for that, but a sample of each tensor's entries, evenly spaced. In embeddings
-the rows of a few tokens hold most of the gradient; of these all entries are added up, with random
-signs, in a few sums, whose products are those of the gradients on average (count sketch, Charikar
-et al. 2002). The expected gradient moves with the weights; its latest value is the end of a line
-through the samples of all steps, by least squares with weights that fall with age (Brown 1963,
-double exponential smoothing). Few steps do not show a slope: a ridge (Hoerl and Kennard 1970)
-shrinks it by half where they span the first of `_SETTLING` half-lives. Where noise is small such an
-estimate lags behind the gradient; one of less ridge, the second, takes its place if their headrooms
-differ for certain (after Lepski 1991). Each is a mean with weights w_t, some of them negative,
-which each side keeps in `GROUPS` parts, the k-th of steps k, k + GROUPS, ...; products of different
-parts contain only products of different steps:
-
-    ‖E g_r‖²        mean of A_k·A_l over k ≠ l            A_k, B_m: parts of g_r and g_f
-    E g_r·E g_f     mean of A_k·B_m                       both batches are drawn independently
-    (E g_r·E g_f)²  mean of (A_k·B_m)(A_l·B_n) over k ≠ l, m ≠ n
-
-The last is needed for the angle, as the square of an estimate is too large by its variance.
-
-Loaders draw each record once a pass, which leaves a mean over whole passes without noise: of the
-variance Σ_t w_t² tr Σ/n remains the share 1 - Σ_p c_p²/(B Σ_t w_t²), for passes p of B steps with
-weight c_p (finite population correction, Cochran 1977). As much of the products of equal parts is
-left out.
-
-Leaving out one part at a time (the jackknife) gives the standard error of what follows from them.
+The formulas are in docs/theory.md, *Small batches*. Products of the gradients of *different* steps
+are free of the noise of batches (McCandlish et al. 2018, App. A). No gradient is kept for them, but
+a sample of each tensor's entries, evenly spaced. In embeddings the rows of a few tokens hold most
+of the gradient; of these all entries are added up, with random signs, in a few sums (count sketch,
+Charikar et al. 2002). The expected gradient moves with the weights; its latest value is the end of
+a line through the samples of all steps (Brown 1963, double exponential smoothing). A ridge (Hoerl
+and Kennard 1970) shrinks the slope by half where steps span the first of `_SETTLING` half-lives; of
+less ridge, the second, the estimate lags less, and takes over where headrooms differ for certain
+(after Lepski 1991). Each side keeps its weighted mean in `GROUPS` parts, the k-th of steps k,
+k + GROUPS, ...; products of different parts contain only products of different steps. Of equal
+parts as much is left out as whole passes leave of the noise (Cochran 1977).
 """
 
 import math
@@ -106,7 +88,7 @@ def judged(headroom: float, error: float) -> float:
 
 
 _KINDS = tuple(get_type_hints(PopulationStatus).values())
-_READ = tuple(one.name for one in fields(PopulationStatus))[2:]  # but the headroom and its error
+_READ = tuple(one.name for one in fields(PopulationStatus))[4:10]  # of a `ConstraintStatus`
 
 
 class Population:
@@ -299,25 +281,22 @@ class Population:
         """Status from `sums` on the host, and a method's memory; None without a new estimate."""
         if not self.is_due:
             return None
-        lines = zip(sums["ends"], self.lines(sums["weights"]), strict=True)
-        both = [self._estimate(sums, *each, method, max_norm, memory) for each in lines]
-        gap, *of_fewer = map(operator.sub, both[1].headrooms, both[0].headrooms)
-        found = both[abs(gap) > _CERTAIN * _jackknife_error(of_fewer)]
-        gram, dot, status, line, (headroom, *others) = found
+        lines = self.lines(sums["weights"])
+        ends = zip(sums["ends"], lines, strict=True)
+        both = [self._estimate(sums, *each, method, max_norm, memory) for each in ends]
+        gap, *of_fewer = map(operator.sub, both[1][-1], both[0][-1])
+        is_certain = abs(gap) > _CERTAIN * _jackknife_error(of_fewer)
+        found, line = both[is_certain], lines[is_certain]
+        gram, dot, status, (headroom, *others) = found
         if math.isnan(status.clipped_demand.item()):  # too few steps were finite
             return None
         clip = gram.clip_factors(max_norm)
         norms = torch.stack([gram.retain_sq, gram.forget_sq]).sum(1)
         squares = torch.einsum("m,msl->s", line, sums["squares"])
         kappa, noise = dot.sum(), (squares / norms - 1.0).clamp(min=0.0)
-        own = {
-            "kappa": kappa * clip[0] * clip[1],
-            "cos": (kappa / norms.prod().sqrt()).clamp(-1.0, 1.0),
-            "retain_noise": noise[0],
-            "forget_noise": noise[1],
-        }
+        own = kappa * clip[0] * clip[1], (kappa / norms.prod().sqrt()).clamp(-1.0, 1.0)
         error = _jackknife_error(others) * math.sqrt(self._noise_left(line).max().item())
-        values = (own[name] if name in own else getattr(status, name) for name in _READ)
+        values = (*own, *(getattr(status, name) for name in _READ), *noise)
         self.status = _status_of(headroom, error, *(value.item() for value in values))
         return self.status
 
@@ -329,8 +308,10 @@ class Population:
         method: Method,
         max_norm: float | None,
         memory: Tensor | None,
-    ) -> "_Estimate":
-        """Estimate by one of the lines."""
+    ) -> tuple[PairGram, Tensor, ConstraintStatus, list[float]]:
+        """Gram of the expected gradients by one of the lines, its plain dot, [L], and standing;
+        the headrooms from all parts and from all but one.
+        """
         grams, dot = self.grams(ends, sums["weights"], line)
         gram, *fewer = map(PairGram, grams.retain_sq.T, grams.forget_sq.T, grams.dot.T)
 
@@ -342,7 +323,7 @@ class Population:
             return status
 
         status, *others = map(standing, (gram, *fewer))
-        return _Estimate(gram, dot, status, line, [one.headroom for one in (status, *others)])
+        return gram, dot, status, [one.headroom for one in (status, *others)]
 
     def _draw(self, grads: Sequence[Tensor | None], row: Tensor, places: list[Tensor]) -> None:
         """Copy the sampled entries of one side to its row, [entries]."""
@@ -384,18 +365,6 @@ class Population:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"sums": self._sums, "weights": self._weights, "squares": self._squares}
-
-
-class _Estimate(NamedTuple):
-    """Gram of the expected gradients, its plain dot, [L], and standing, by a line; the headrooms
-    from all parts and from all but one.
-    """
-
-    gram: PairGram
-    dot: Tensor
-    status: ConstraintStatus
-    line: Tensor
-    headrooms: list[float]
 
 
 class _Spaced(NamedTuple):
