@@ -62,6 +62,20 @@ def collect(pair, side, grads):
             parameter.grad = None if grad is None else grad.clone()
 
 
+def step_of(pair, retain, forget, **settings):
+    """Give both sides their gradients and combine them."""
+    collect(pair, "retain", retain)
+    collect(pair, "forget", forget)
+    return pair.combine(**settings)
+
+
+def passes(pair, model, retain, forget, scale=lambda x: x):
+    """A backward pass for each side, on the batches of these seeds."""
+    for side, seed in (("retain", retain), ("forget", forget)):
+        with getattr(pair, side)():
+            scale(loss(model, seed)).backward()
+
+
 def network(dtype=torch.float64):
     """A small classifier, always the same."""
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from helpers import Holder, collect
+from helpers import Holder, step_of
 
 from hamu import HamuQ, PairedGradients
 from hamu.core import combine, gram_meter, kernels
@@ -132,14 +132,6 @@ def test_what_lies_otherwise_is_left_to_torch():
     assert kernels.combine(of_two_types, [1.0], [1.0]) == []
 
 
-def test_a_table_is_of_the_gradients_that_lie_there():
-    retain, forget = drawn(torch.float32), drawn(torch.float32)
-    for table in of_all(retain, forget, retain):
-        assert table.is_of(retain, forget)
-        assert not table.is_of(forget, retain)
-        assert not table.is_of([None, *retain[1:]], forget)
-
-
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.parametrize("keep", [(), ("retain",), ("retain", "forget")])
 def test_a_step_by_kernels_is_that_of_torch(monkeypatch, dtype, keep):
@@ -155,9 +147,7 @@ def test_a_step_by_kernels_is_that_of_torch(monkeypatch, dtype, keep):
         pair = PairedGradients(
             Holder(values), HamuQ(0.5, constraint_mode="relative", stopping="off")
         )
-        for side, grads in sides.items():
-            collect(pair, side, grads)
-        step = pair.combine(keep=keep)
+        step = step_of(pair, **sides, keep=keep)
         kept = [step.kept[side][0] for side in keep]
         found.append((step.gram, [p.grad for p in pair.parameters], kept))
     by_kernels, by_torch = found

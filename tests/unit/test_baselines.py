@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from helpers import Holder, collect, combine, flat, gram_at, pair_at_angle
+from helpers import Holder, combine, flat, gram_at, pair_at_angle, step_of
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
@@ -180,15 +180,9 @@ def gradients():
         )
 
 
-def collect_both(pair, retain, forget, _):
-    collect(pair, "retain", retain)
-    collect(pair, "forget", forget)
-
-
 def steps(pair, given):
     for one in given:
-        collect_both(pair, *one)
-        assert pair.combine(losses=one[2]).decision == "step"
+        assert step_of(pair, *one[:2], losses=one[2]).decision == "step"
         yield flat(p.grad for p in pair.parameters)
 
 
@@ -233,8 +227,9 @@ def test_a_saved_pair_goes_on_bit_by_bit_also_after_a_step_that_is_not_taken(nam
     list(steps(first, given[:4]))
     second = pair_of(name)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
-    collect_both(second, [g * math.nan for g in given[4][0]], *given[4][1:])
-    assert second.combine(losses=given[4][2]).decision == "skip"
+    _, forget, losses = given[4]
+    nothing = [g * math.nan for g in given[4][0]]
+    assert step_of(second, nothing, forget, losses=losses).decision == "skip"
     rest, again, fresh = (list(steps(one, given[4:])) for one in (first, second, pair_of(name)))
     assert all(torch.equal(a, b) for a, b in zip(rest, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(rest, fresh, strict=True)), "memory matters"
@@ -251,11 +246,9 @@ def test_the_dual_variable_falls_to_0_and_rises_above_the_limit():
 
 def test_the_retain_gradient_of_a_step_is_kept_beside_the_mean():
     pairs = pair_of("gru-ema"), pair_of("gru-ema")
-    for retain, forget, losses in gradients():
-        for pair in pairs:
-            collect_both(pair, retain, forget, losses)
-        step = pairs[0].combine(keep=("retain", "forget"))
-        pairs[1].combine()
+    for retain, forget, _ in gradients():
+        step = step_of(pairs[0], retain, forget, keep=("retain", "forget"))
+        step_of(pairs[1], retain, forget)
         assert torch.equal(flat(step.kept["retain"]), flat(retain))
         assert torch.equal(flat(step.kept["forget"]), flat(forget))
         both = ([p.grad for p in pair.parameters] for pair in pairs)
@@ -273,15 +266,13 @@ def test_no_retain_gradient_is_one_of_zero_for_the_mean():
 
 
 def test_pdu_without_losses_and_gru_ema_with_parts_or_a_scaler_are_refused(tmp_path):
-    first, (pdu, gru_ema) = next(gradients()), map(pair_of, REMEMBERING)
-    collect_both(pdu, *first)
+    (*both, losses), (pdu, gru_ema) = next(gradients()), map(pair_of, REMEMBERING)
     with pytest.raises(HamuError, match=r"pdu needs the losses of the step; give combine\(losses="):
-        pdu.combine()
-    collect_both(gru_ema, *first)
+        step_of(pdu, *both)
     with pytest.raises(HamuError, match="gru-ema averages gradients, which a GradScaler rescales"):
-        gru_ema.combine(torch.amp.GradScaler("cpu"))
+        step_of(gru_ema, *both, scaler=torch.amp.GradScaler("cpu"))
     for pair in (pdu, gru_ema):  # the gradients are still there
-        assert pair.combine(losses=first[2]).decision == "step"
+        assert pair.combine(losses=losses).decision == "step"
     keeps = "gru-ema keeps a third gradient and needs both others whole in each process; leave"
     with pytest.raises(HamuError, match=keeps):
         PairedGradients(nn.Linear(2, 2), gru_ema.method, offload_grads="bf16")

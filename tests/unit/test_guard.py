@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import Holder, collect, loss, network
+from helpers import Holder, collect, network, passes
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, StepGuard, build_method
 from hamu.core import guard as module
@@ -31,9 +31,8 @@ def run(method, name, *, dtype=torch.float64, steps=8, blocks="tensor", scaler=N
     guard = StepGuard(pair, optimizer, **settings)
     scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
     for number in range(steps):
-        for place, side in enumerate(SIDES):  # other records each time: the momentum lags behind
-            with getattr(pair, side)():
-                scaler.scale(loss(model, 2 * number + place)).backward()
+        # other records each time: the momentum lags behind
+        passes(pair, model, 2 * number, 2 * number + 1, scaler.scale)
         step = pair.combine(scaler, keep=guard.keep)
         before = [p.detach().clone() for p in model.parameters()]
         with guard.around(step):
@@ -91,9 +90,10 @@ def test_the_scale_of_a_loss_scaler_is_no_part_of_a_step(variant):
     assert corrected
 
 
-def guarded_ones(lr):
-    ones = [torch.ones(64)]
-    pair = PairedGradients(Holder(ones), relative(HamuQ))
+def guarded_ones(lr, value=0.0, dtype=torch.float32, **settings):
+    ones = [torch.ones(64, dtype=dtype)]
+    pair = PairedGradients(Holder(ones), relative(HamuQ), **settings)
+    pair.parameters[0].data.fill_(value)
     optimizer = torch.optim.SGD(pair.parameters, lr=lr)
     for side in SIDES:
         collect(pair, side, ones)
@@ -102,8 +102,7 @@ def guarded_ones(lr):
 
 def test_a_step_that_is_lost_in_the_weights_own_rounding_is_pushed_until_it_shows():
     """Steps of 1e-5 change no float32 number of 1000, whose last digit is 6e-5."""
-    pair, optimizer, guard = guarded_ones(lr=1.6e-4)
-    pair.parameters[0].data.fill_(1000.0)
+    pair, optimizer, guard = guarded_ones(lr=1.6e-4, value=1000.0)
     with guard.around(pair.combine(keep=guard.keep)):
         optimizer.step()
     assert guard.taken.corrected.all()
@@ -194,13 +193,8 @@ def test_a_guard_of_parts_is_refused_also_where_it_keeps_nothing():
 
 @pytest.mark.parametrize("rate", [1e-2, 1e-5])
 def test_a_step_that_half_precision_cannot_hold_is_warned_of(rate, recwarn):
-    ones = [torch.ones(64, dtype=torch.bfloat16)]
-    pair = PairedGradients(Holder(ones), relative(HamuQ), max_grad_norm=0.01)
-    pair.parameters[0].data.fill_(1.0)
-    for side in SIDES:
-        collect(pair, side, ones)
-    optimizer = torch.optim.SGD(pair.parameters, lr=rate)
-    with StepGuard(pair, optimizer).around(pair.combine(keep=["forget"])):
+    pair, optimizer, guard = guarded_ones(rate, 1.0, torch.bfloat16, max_grad_norm=0.01)
+    with guard.around(pair.combine(keep=["forget"])):
         optimizer.step()
     warned = [str(one.message) for one in recwarn if "falls short" in str(one.message)]
     assert len(warned) == (rate == 1e-5)

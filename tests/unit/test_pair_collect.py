@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from helpers import Holder, collect, combine, loss, measure, network
+from helpers import Holder, combine, loss, measure, network, step_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -251,9 +251,7 @@ VECTOR, ZERO = vector(3, 4), vector(0, 0)
 @pytest.mark.parametrize("blocks", ["tensor", "model"])
 def test_a_parameter_that_no_side_uses_keeps_no_gradient(method, blocks):
     pair = PairedGradients(Holder([vector(0, 0), ZERO]), method(0.3, **RELATIVE), blocks=blocks)
-    collect(pair, "retain", [vector(1, 0), None])
-    collect(pair, "forget", [vector(0, 1), None])
-    step = pair.combine()
+    step = step_of(pair, [vector(1, 0), None], [vector(0, 1), None])
     assert pair.parameters[1].grad is None
     assert torch.isfinite(step.weights.retain).all()
     expected = vector(0.91**0.5, -0.3) if method is HamuQ else vector(0.3, -(0.91**0.5))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from helpers import Holder, collect, combine, flat, gram_at, pair_at_angle
+from helpers import Holder, collect, combine, flat, gram_at, pair_at_angle, step_of
 
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, PairStep, StoppingRule, build_method
 from hamu.core.methods import Method, Weights
@@ -29,9 +29,7 @@ def steps_of(pair, optimizer, *given):
     for retain, forget, losses in given:
         weights = [p.detach().clone() for p in pair.parameters]
         state, memory = copy.deepcopy((optimizer.state_dict()["state"], pair.state_dict()))
-        collect(pair, "retain", retain)
-        collect(pair, "forget", forget)
-        step = pair.combine(losses=losses)
+        step = step_of(pair, retain, forget, losses=losses)
         optimizer.step()
     assert flat(weights).norm() > 0, "the good step before moved the weights"
     assert all(torch.equal(p, w) for p, w in zip(pair.parameters, weights, strict=True))
@@ -63,14 +61,16 @@ def test_losses_that_are_not_one_of_each_side_are_refused(losses):
         pair.combine(losses=losses)
 
 
-def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is():
+@pytest.mark.parametrize("bad", [[1.0, math.inf], [math.nan, 1.0]])
+def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is(bad):
     """Cross-entropy of a class that the model rules out is infinite, and its gradient is not."""
     rule = StoppingRule(patience=9)
     method = HamuQ(0.3, constraint_mode="relative", stopping=rule)
     pair = PairedGradients(Holder(vectors()[0]), method)
     optimizer = torch.optim.AdamW(pair.parameters, lr=0.1, weight_decay=0.1)
-    losses = [torch.tensor([1.0, value]) for value in (2.0, math.inf)]
-    step = steps_of(pair, optimizer, *((*vectors(), one) for one in losses))
+    step = steps_of(
+        pair, optimizer, *((*vectors(), torch.tensor(one)) for one in ([1.0, 2.0], bad))
+    )
     assert step.reason == "a loss is not finite"
     assert step.finite, "a loss scale is not to blame for it"
 
@@ -142,6 +142,8 @@ def test_what_the_step_reports_is_what_the_gradients_do():
     assert f"forget loss {step.promised_forget_change.item():+.4g}" in third
     clipped, grads = combine(HamuQ(0.3, **RELATIVE), retain, forget, max_grad_norm=0.1)
     assert f"forget loss {f.dot(-flat(grads)).item():+.4g}" in repr(clipped), "not of what is cut"
+    norms = [norm.item() for norm in clipped.gradient_norms]
+    assert norms == pytest.approx([r.norm().item(), f.norm().item()]), "likewise"
 
 
 @pytest.mark.parametrize(("angle", "regime", "direct"), [(3.0, 0, 1), (1.6, 1, 0), (0.2, 2, 0)])
@@ -155,58 +157,41 @@ def test_a_method_that_is_exchanged_stops_by_its_own_rule():
     pair, decisions = PairedGradients(Holder(gradients[0]), method), []
     for stopping in ("off", "aggregate", "off"):
         pair.method = replace(method, stopping=stopping)
-        for side, grads in zip(("retain", "forget"), gradients, strict=True):
-            collect(pair, side, grads)
-        decisions.append(pair.combine().decision)
+        decisions.append(step_of(pair, *gradients).decision)
     assert decisions == ["step", "stop", "step"]
 
 
 def test_a_saved_pair_resumes_where_it_was():
     """A criterion that is met by two means of two steps in a row stops the third step."""
-    retain, forget = vectors(angle=0.1)
-    rule = StoppingRule(patience=2, window=2)
+    both, rule = vectors(angle=0.1), StoppingRule(patience=2, window=2)
     method = HamuQ(0.5, constraint_mode="relative", stopping=rule)
-
-    def decide(pair):
-        collect(pair, "retain", retain)
-        collect(pair, "forget", forget)
-        return pair.combine().decision
-
-    first, second, third = (PairedGradients(Holder(retain), method) for _ in range(3))
-    assert [decide(first), decide(first)] == ["step", "step"]
+    first, second, third = (PairedGradients(Holder(both[0]), method) for _ in range(3))
+    assert [step_of(first, *both).decision for _ in range(2)] == ["step", "step"]
     second.load_state_dict(first.state_dict())
-    assert (decide(second), decide(third)) == ("stop", "step")
+    assert [step_of(one, *both).decision for one in (second, third)] == ["stop", "step"]
 
 
-def test_a_pair_does_not_resume_with_other_blocks_of_the_same_names():
-    retain, _ = vectors(sizes=(3, 70, 5))
+class Renamed(Holder):
+    def named_parameters(self, *args, **kwargs):
+        return ((f"other{name}", p) for name, p in super().named_parameters(*args, **kwargs))
 
-    def pair_of(keys):
+
+def test_a_pair_resumes_with_equal_numbers_and_not_with_another_model_or_other_blocks():
+    (retain, _), (fewer, _) = vectors(sizes=(3, 70, 5)), vectors(sizes=(3, 60, 5))
+
+    def pair_of(model, keys="aab", one=1):
         blocks = lambda name: keys[int(name[-1])]  # noqa: E731
-        return PairedGradients(Holder(retain), HamuQ(), blocks=blocks)
+        return PairedGradients(model, HamuQ(one), max_grad_norm=one, blocks=blocks)
 
-    saved, other, same = map(pair_of, ("aab", "abb", "aab"))
-    assert saved.block_names == other.block_names
-    with pytest.raises(HamuError, match="saved with other settings: blocks "):
-        other.load_state_dict(saved.state_dict())
-    same.load_state_dict(saved.state_dict())
-    for other, keys in (({}, "nothing"), (torch.nn.Linear(2, 2).state_dict(), "weight, bias")):
-        with pytest.raises(HamuError, match=f"the state has {keys}; give what a pair's state_dict"):
-            PairedGradients(torch.nn.Linear(2, 2), HamuQ()).load_state_dict(other)
-
-
-def test_a_pair_resumes_with_equal_numbers_and_not_with_another_model():
-    (retain, _), (fewer, _) = vectors(sizes=(3, 70)), vectors(sizes=(3, 60))
-
-    class Renamed(Holder):
-        def named_parameters(self, *args, **kwargs):
-            return ((f"other.{name}", p) for name, p in super().named_parameters(*args, **kwargs))
-
-    state = PairedGradients(Holder(retain), HamuQ(1), max_grad_norm=1, blocks="model").state_dict()
-    PairedGradients(Holder(retain), HamuQ(1.0), blocks="model").load_state_dict(state)
-    for other in (Holder(fewer), Renamed(retain)):
+    saved = pair_of(Holder(retain))
+    pair_of(Holder(retain), one=1.0).load_state_dict(saved.state_dict())
+    for other in (pair_of(Holder(fewer)), pair_of(Renamed(retain)), pair_of(Holder(retain), "abb")):
+        assert other.block_names == saved.block_names
         with pytest.raises(HamuError, match="saved with other settings: blocks "):
-            PairedGradients(other, HamuQ(1), blocks="model").load_state_dict(state)
+            other.load_state_dict(saved.state_dict())
+    for state, keys in (({}, "nothing"), (torch.nn.Linear(2, 2).state_dict(), "weight, bias")):
+        with pytest.raises(HamuError, match=f"the state has {keys}; give what a pair's state_dict"):
+            saved.load_state_dict(state)
 
 
 @dataclass(frozen=True)
@@ -245,10 +230,8 @@ def test_a_method_that_leaves_out_what_it_announces_is_named(
     monkeypatch.setattr(Own, attribute, value)
     retain, forget = vectors()
     pair = PairedGradients(Holder(retain), Own())
-    collect(pair, "retain", retain)
-    collect(pair, "forget", forget)
     with pytest.raises(HamuError, match=f"own gave Weights without {missing}; let weigh set it"):
-        pair.combine(losses=torch.ones(2))
+        step_of(pair, retain, forget, losses=torch.ones(2))
     monkeypatch.setattr(Own, "name", None)
     with pytest.raises(HamuError, match="the class Own has no name; give it one"):
         PairedGradients(Holder(retain), Own())
@@ -293,12 +276,6 @@ def test_of_a_clamped_demand_the_thresholds_are_those_of_the_whole_reach(method)
     assert status.direct_threshold.item() == pytest.approx(-math.sqrt(5.0 * 10.0))
 
 
-@pytest.mark.parametrize("losses", [[math.nan, 1.0], [1.0, math.inf]])
-def test_a_loss_of_either_side_that_is_not_finite_skips_the_step(losses):
-    step, _ = combine(HamuQ(0.3, **RELATIVE), *vectors(), losses=torch.tensor(losses))
-    assert (step.decision, step.reason) == ("skip", "a loss is not finite")
-
-
 def test_a_step_abandoned_with_a_disabled_scaler_leaves_no_gradient():
     retain, _ = vectors()
     pair = PairedGradients(Holder(retain), HamuQ(0.3, **RELATIVE))
@@ -313,19 +290,10 @@ def test_a_kept_gradient_stays_where_the_other_side_has_none(keep, absent):
     sides = dict(zip(("retain", "forget"), vectors(), strict=True))
     sides[absent][1] = None
     pair = PairedGradients(Holder(vectors()[0]), build_method("gdiff"), max_grad_norm=None)
-    for side, grads in sides.items():
-        collect(pair, side, grads)
-    step = pair.combine(keep=keep)
+    step = step_of(pair, **sides, keep=keep)
     for side in keep:
         for kept, g in zip(step.kept[side], sides[side], strict=True):
             assert (kept is None and g is None) or torch.equal(kept, g)
-
-
-def test_the_norms_told_are_those_before_clipping():
-    sides = [[3.0 * g for g in side] for side in vectors()]
-    step, _ = combine(HamuQ(0.3, **RELATIVE), *sides, max_grad_norm=1.0)
-    found = [norm.item() for norm in step.gradient_norms]
-    assert found == pytest.approx([flat(side).norm().item() for side in sides])
 
 
 def test_only_blocks_of_a_doubtful_angle_are_measured_again():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import Holder, collect
+from helpers import Holder, step_of
 
 from hamu import HamuQ, HamuU, PairedGradients, PairGram
 from hamu.core.distributed import Layout
@@ -238,14 +238,6 @@ def test_no_column_or_place_of_a_kernel_is_left_out(shape):
             assert gram.retain_sq[0, 0] > 0
 
 
-def test_a_gradient_that_moves_steadily_is_known_without_a_lag():
-    ones = torch.ones(4)
-    population = filled([[[t * ones], [(t - 50) * ones]] for t in range(1, 41)], half_life=8.0)
-    gram, dot = estimated(population)
-    assert gram.retain_sq[0, 0].item() == pytest.approx(4 * 40**2, rel=5e-3)
-    assert dot.item() == pytest.approx(-4 * 40 * 10, rel=5e-3)
-
-
 @pytest.mark.parametrize(("records", "size"), [(40, 8), (36, 8), (8, 8), (20, 15), (1, 1)])
 def test_records_drawn_once_a_pass_leave_less_noise(records, size):
     """Passes of 5 steps, of 4.5 (a batch has records of two), of one, of 1⅓, and of one record."""
@@ -272,9 +264,7 @@ def test_records_drawn_once_a_pass_leave_less_noise(records, size):
 def run(pair, draws):
     steps = []
     for retain, forget in draws:
-        collect(pair, "retain", retain)
-        collect(pair, "forget", forget)
-        steps.append(pair.combine())
+        steps.append(step_of(pair, retain, forget))
         if steps[-1].should_stop:
             break
     return steps
@@ -302,17 +292,6 @@ def test_noise_hides_the_criterion_from_a_batch_but_not_from_the_population():
     assert status.conflict
     assert status.retain_noise > 2
     assert [step.population for step in steps[: FEWEST - 1]] == [None] * (FEWEST - 1)
-
-
-def test_few_steps_are_no_slope():
-    """The end of a line through them has more noise than their mean."""
-    shrunk, line = [], []
-    for seed in range(40):
-        population = filled(drawn(8, cos=0.6, seed=seed), half_life=40.0)
-        shrunk.append(estimated(population)[1].sum())
-        population._ridges[0] = 0.0
-        line.append(estimated(population)[1].sum())
-    assert torch.stack(shrunk).std() < 0.6 * torch.stack(line).std()
 
 
 @pytest.mark.parametrize(("speed", "deviation", "is_quick"), [
@@ -384,9 +363,9 @@ def test_the_scale_of_a_loss_scaler_drops_out():
     plain, scaled = pair_of(half_life=30.0), pair_of(half_life=30.0)
     steps = run(plain, draws)
     for retain, forget in draws:
-        collect(scaled, "retain", [1024 * g for g in retain])
-        collect(scaled, "forget", [1024 * g for g in forget])
-        step = scaled.combine(scaler)
+        step = step_of(
+            scaled, *([1024 * g for g in one] for one in (retain, forget)), scaler=scaler
+        )
     assert vars(step.population) == pytest.approx(vars(steps[-1].population))
 
 
@@ -419,9 +398,7 @@ def test_a_method_with_a_memory_weighs_the_expected_gradients_by_it_too():
 
     pair = PairedGradients(Holder(expected()[0]), Eased(), half_life=20.0)
     for number, draw in enumerate(drawn(20, cos=0.0, deviation=0.0)):
-        for side, grads in zip(("retain", "forget"), draw, strict=True):
-            collect(pair, side, grads)
-        found = pair.combine(losses=torch.ones(2)).population
+        found = step_of(pair, *draw, losses=torch.ones(2)).population
         if number >= FEWEST:
             assert found.headroom == pytest.approx(1 / (0.9 * 0.99**number), rel=1e-3)
 
