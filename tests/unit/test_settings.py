@@ -13,7 +13,6 @@ from torch._subclasses import FakeTensorMode
 
 import hamu
 from hamu import HamuError, HamuQ, HamuU, PairedGradients, StoppingRule, build_method
-from hamu.core.gram import SIDES
 from hamu.core.methods import method_classes, method_rows
 
 
@@ -55,8 +54,8 @@ def pair(model=LINEAR, method=HamuQ(), **settings):  # noqa: B008
     return PairedGradients(model, method, **settings)
 
 
-def parted(*sides, **settings):
-    pair(**settings).use(SimpleNamespace(is_whole=False, sides=sides))
+def parted(**settings):
+    pair(**settings).use(SimpleNamespace(is_whole=False))
 
 
 @pytest.mark.parametrize(("refused", "message"), [
@@ -73,9 +72,8 @@ def parted(*sides, **settings):
     (lambda: pair(offload_grads="disk"), "offload_grads 'disk' is unknown; choose one of none, bf16, cpu"),
     (lambda: pair().combine(keep="retain"), "keep 'retain' must be a collection of sides"),
     (lambda: pair(offload_grads="bf16").combine(keep=("retain",)), "leave out the guard, or offload_gr"),
-    (lambda: parted(*SIDES, offload_grads="bf16"), f"offload_grads {BOTH}"),
-    (lambda: parted(*SIDES, half_life=10), f"half_life {BOTH}"),
-    (lambda: parted("retain", method=build_method("ga")), "split pairing needs both sides, but ga has one"),
+    (lambda: parted(offload_grads="bf16"), f"offload_grads {BOTH}"),
+    (lambda: parted(half_life=10), f"half_life {BOTH}"),
     *((lambda of=of: pair(half_life=of), "half_life .* from 1 on") for of in (0.9, -1, math.nan, math.inf)),
     *((lambda of=of: pair(half_life=20, steps_per_pass=of), "steps_per_pass .* two numbers from 1 on")
       for of in ((0.5, 3), (4, math.nan), 5.0, (5.0,))),

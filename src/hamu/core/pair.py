@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from numbers import Real
 from typing import Any, Literal
 
@@ -241,8 +241,9 @@ class PairedGradients:
         if sharded:
             from hamu.core.distributed.sharded import Sharded as layout  # noqa: N813 loads FSDP2
         elif world_size() > 1 and any(one.process_group.size() > 1 for one in _wrappers(model)):
-            layout = partial(DataParallelLayout, is_checked=True)
+            layout = DataParallelLayout
         self.use(layout(self.parameters, self.block_of))
+        self.layout.is_checked = True
         self._grads: dict[str, Grads] = {}
         self._versions: list[int] = []
         self._inside: str | None = None
@@ -255,8 +256,6 @@ class PairedGradients:
                 f"{self.method.name} keeps a third gradient and needs both others whole in each "
                 f"process; leave out offload_grads, sharding and split pairing"
             )
-        if len(layout.sides) < 2 and not (self.method.uses_retain and self.method.uses_forget):
-            raise HamuError(f"split pairing needs both sides, but {self.method.name} has one")
         for name, given in (("half_life", self.half_life), ("offload_grads", is_offloaded)):
             if given and not layout.is_whole:
                 raise HamuError(f"{name} needs both whole gradients in each process; leave it out")
@@ -567,7 +566,9 @@ class PairedGradients:
         if not self._meter.is_exact and (doubtful := self._meter.doubtful(gram, retain, forget)):
             raw = self.layout.total(self._meter.refined(raw, doubtful, retain, forget))
             gram = raw.like(on_host(raw.sums()))
-        gram = self._remembering(gram, found.get("losses"))
+        if self.method.first_memory:
+            memory = self._numbers.to(gram.dot)
+            gram = replace(gram, losses=found.get("losses"), memory=memory)
         scale = found.setdefault("unscale", gram.dot.new_ones(()))
         gram = gram if unscale is None else gram.scaled(scale, scale)
         clip = gram.clip_factors(self.max_grad_norm)
@@ -586,12 +587,6 @@ class PairedGradients:
             if is_due and getattr(weights, name) is None:
                 raise HamuError(f"{self.method.name} gave Weights without {name}; let weigh set it")
         return gram, weights, clip, found
-
-    def _remembering(self, gram: PairGram, losses: Tensor | None) -> PairGram:
-        """The Gram with what a method needs beyond it."""
-        if not self.method.first_memory:
-            return gram
-        return replace(gram, losses=losses, memory=self._numbers.to(gram.dot))
 
     def _average(self, retain: Grads) -> None:
         """Put the running mean of the retain gradient in its place, not yet in memory."""

@@ -152,6 +152,7 @@ class Layout:
 
     sides: tuple[str, ...] = SIDES
     is_whole = True
+    is_checked = False  # in an own loop: whether `total` compares the processes
     gap: Tensor | None = None  # between the Grams of the processes, 0-dim, where they are compared
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
@@ -181,20 +182,14 @@ class DataParallelLayout(Layout):
     """Every process holds both whole gradients and takes the sums of the first process.
 
     Other processors, or another number of threads, round sums otherwise; a decision taken by a hair
-    on one process alone would part them. In an own loop (`is_checked`) a process may lack what the
-    others have: DistributedDataParallel sums up one backward pass after each forward pass.
+    on one process alone would part them. In an own loop a process may lack what the others have:
+    DistributedDataParallel sums up one backward pass after each forward pass.
     """
-
-    def __init__(
-        self, parameters: Sequence[Tensor], block_of: Sequence[int], *, is_checked: bool = False
-    ) -> None:
-        super().__init__(parameters, block_of)
-        self._is_checked = is_checked
 
     def total(self, gram: PairGram) -> PairGram:
         """Gram of the first process; the norms of another differ by `gap` of their size."""
         whole = super().total(gram)
-        if self._is_checked:
+        if self.is_checked:
             own, first = (torch.stack([g.retain_sq, g.forget_sq]).sum(1) for g in (gram, whole))
             self.gap = ((own - first).abs() / first).nan_to_num_(0.0, 0.0).max()
             dist.all_reduce(self.gap, op=dist.ReduceOp.MAX)
@@ -221,15 +216,11 @@ def side_of_process(rank: int, count: int) -> str:
 
 
 class _Bucket(NamedTuple):
-    """Parameters exchanged together, as one flat tensor of a size that the processes divide.
+    """Parameters exchanged together, as one flat tensor of a size that the processes divide."""
 
-    `members` are (number of the parameter, start, end) in the flat tensor, `own` are likewise the
-    pieces in this process's part, within it.
-    """
-
-    members: list[tuple[int, int, int]]
+    members: list[tuple[int, int, int]]  # number of the parameter, start, end in the flat tensor
     size: int
-    own: list[tuple[int, int, int]]
+    own: list[tuple[int, int, int]]  # likewise, in this process's part
 
 
 class SplitPairing(Layout):
@@ -238,9 +229,7 @@ class SplitPairing(Layout):
     is_whole = False
 
     def __init__(self, parameters: Sequence[Tensor], block_of: Sequence[int]) -> None:
-        self._world = dist.get_world_size() if dist.is_initialized() else 1
-        check_even(self._world)
-        rank = dist.get_rank()
+        self._world, rank = dist.get_world_size(), dist.get_rank()
         self.half = self._world // 2
         self._place = rank % self.half  # within it
         self._partner = (rank + self.half) % self._world
@@ -302,11 +291,9 @@ class SplitPairing(Layout):
         """The shard of its half's sum that this process keeps."""
         flat = self._parameters[bucket.members[0][0]].new_zeros(bucket.size)
         for number, start, end in bucket.members:
-            grad = grads[number]
-            if grad is not None:
+            if (grad := grads[number]) is not None:
                 flat[start:end].view(grad.shape).copy_(grad)
-                grads[number] = None
-            del grad
+                grads[number] = grad = None
         if self.half == 1:
             return flat
         shard = flat.new_empty(len(flat) // self.half)

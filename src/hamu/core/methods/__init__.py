@@ -94,10 +94,9 @@ def listed(name: str) -> Callable[[C], C]:
 
 def method_rows() -> list[MethodRow]:
     """The table of methods, with those of installed packages; loads torch for the latter alone."""
-    rows = [*TABLE.values()]
-    for cls in plugins("hamu.methods", "method", TABLE).values():
-        rows.append(MethodRow(*(getattr(cls, field) for field in MethodRow._fields)))
-    return rows
+    others = plugins("hamu.methods", "method", TABLE).values()
+    fields = MethodRow._fields
+    return [*TABLE.values(), *(MethodRow(*(getattr(cls, f) for f in fields)) for cls in others)]
 
 
 def method_classes(asked: str | None = None) -> dict[str, type[Method]]:
