@@ -24,8 +24,8 @@ from torch.utils.data import Dataset, Subset
 
 from hamu.core.gram import SIDES
 from hamu.data import text
-from hamu.data.images import ImageData
-from hamu.data.text import TextData, TextRecords, column_names, normal
+from hamu.data.images import ImageData, normal
+from hamu.data.text import TextData, TextRecords, column_names
 from hamu.errors import HamuError, counted, reading
 
 Records = TypeVar("Records", ImageData, TextRecords, TextData)

@@ -21,20 +21,16 @@ from hamu.errors import HamuError, reading
 from hamu.files import DIGITS, csv_rows, files_of, is_of_hub, load_from_hub, parquet_table
 
 CLASSES = "classes"  # the array of class names that an npz may hold
-_SUFFIXES = {
-    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-    *(".ppm", ".pgm"),
-}
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+_SUFFIXES |= {".ppm", ".pgm"}
 _NOT_READ = {".avif", ".heic", ".heif", ".jp2", ".jxl", ".tga", ".dng"}
 _NO_CLASSES = ("test", "val", "valid", "validation")  # names of splits; a train may be a class
 _OF_SPLITS = (".parquet", ".npz", ".csv")
 _MOST_CLASSES = 100_000
+_OF_EACH = ("pixels", "labels", "rows")  # tensors with a row for each image
 _Raw = tuple[Iterable[Any], np.ndarray, tuple[str, ...]]  # arrays, or what `Image.open` takes
 IMAGE_COLUMNS = ("image", "img", "images", "pixel_values", "x", "file_name")
-_COLUMNS = {
-    "image": IMAGE_COLUMNS,
-    "label": ("label", "labels", "fine_label", "y"),
-}
+_COLUMNS = {"image": IMAGE_COLUMNS, "label": ("label", "labels", "fine_label", "y")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +77,12 @@ class ImageData(Dataset[dict[str, Tensor]]):
     def select(self, positions: Tensor | Sequence[int]) -> Self:
         """Return the images at these positions, in this order."""
         index = torch.as_tensor(positions, dtype=torch.long)
-        chosen = {name: getattr(self, name)[index] for name in ("pixels", "labels", "rows")}
-        return replace(self, **chosen)
+        return replace(self, **{name: getattr(self, name)[index] for name in _OF_EACH})
 
     def joined(self, other: Self) -> Self:
         """Return these images and then those of a second data set of the same form."""
-        columns = ("pixels", "labels", "rows")
-        both: Any = {n: torch.cat([getattr(self, n), getattr(other, n)]) for n in columns}
-        return replace(self, **both)
+        both = {name: torch.cat([getattr(self, name), getattr(other, name)]) for name in _OF_EACH}
+        return replace(self, **both)  # type: ignore[arg-type]
 
     def matched(self, other: Self) -> Self:
         """Return a second data set in the form of this one: RGB if this is, its label numbers."""
@@ -166,8 +160,8 @@ def read_images(
     pictures, labels, classes = _raw(source, split, columns)
     pixels = _decoded(pictures, source, image_size, num_channels)
     if labels.dtype.kind == "U" and labels.ndim == 1:
-        names = [_normal(name) for name in labels.tolist()]
-        classes = _in_order([*map(_normal, classes), *names])
+        names = [normal(name) for name in labels.tolist()]
+        classes = _in_order([*map(normal, classes), *names])
         number = {name: n for n, name in enumerate(classes)}
         labels = np.array([number[name] for name in names])
     if labels.shape != pixels.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
@@ -183,7 +177,7 @@ def read_images(
     return ImageData(
         torch.from_numpy(pixels),
         torch.from_numpy(labels.astype(np.int64)),
-        tuple(_normal(str(name)) for name in classes or range(highest + 1)),
+        tuple(normal(str(name)) for name in classes or range(highest + 1)),
         source,
         torch.arange(len(labels)),
     )
@@ -297,47 +291,34 @@ def _column(
 def _of_folder(path: Path, split: str) -> _Raw:
     pictures = _pictures(path / split) or _pictures(path)
     folder = pictures[0].parents[1] if pictures else path
-    classes = _in_order(_class_of(picture.parent) for picture in pictures)
+    classes = _in_order(normal(picture.parent.name) for picture in pictures)
     splits = [name for name in classes if name in _NO_CLASSES or classes == ("train",)]
     if folder == path and splits:
         raise HamuError(
             f"{path / splits[0]} has images in no folder of a class; put those of each class into "
             f"one, {splits[0]}/CLASS, or move it away"
         )
-    _check_all_read(folder)
+    for one in _named_as_images(folder, "*/*"):
+        if not one.exists():
+            raise HamuError(f"{one} is a link to what is not there; mend or remove it")
+        if one.suffix.lower() in _NOT_READ and one.is_file():
+            raise HamuError(f"{one} is of a kind that is not read; convert it, or move it away")
     if not pictures:
         raise HamuError(
             f"{path} holds no images; expected one subfolder of images per class, or texts as "
             f"train.jsonl, .json, .csv or .parquet"
         )
-    for below in folder.glob("*/*/**/*"):
-        is_image = below.suffix.lower() in _SUFFIXES | _NOT_READ
-        if is_image and not _is_hidden(below.relative_to(folder)):
-            raise HamuError(
-                f"{below} lies in a folder within its class; put all images of a class beside each "
-                f"other"
-            )
-    for below in folder.iterdir() if split == "train" else ():
-        if below.is_dir() and _class_of(below) not in classes and not _is_hidden(Path(below.name)):
+    for one in _named_as_images(folder, "*/*/**/*"):
+        raise HamuError(f"{one} lies in a folder within its class; put it beside the others of it")
+    for below in _shown(folder, "*") if split == "train" else ():
+        if below.is_dir() and normal(below.name) not in classes:
             raise HamuError(
                 f"{below} holds no images, though each folder in {folder} is a class; add some, or "
                 f"move it away"
             )
-    numbers = {picture: classes.index(_class_of(picture.parent)) for picture in pictures}
+    numbers = {picture: classes.index(normal(picture.parent.name)) for picture in pictures}
     pictures.sort(key=lambda picture: (numbers[picture], picture))
     return pictures, np.array([numbers[picture] for picture in pictures]), classes
-
-
-def _check_all_read(folder: Path) -> None:
-    """Name an image of a class that would be left out."""
-    for one in folder.glob("*/*"):
-        suffix = one.suffix.lower()
-        if suffix not in _SUFFIXES | _NOT_READ or _is_hidden(one.relative_to(folder)):
-            continue
-        if not one.exists():
-            raise HamuError(f"{one} is a link to what is not there; mend or remove it")
-        if suffix in _NOT_READ and one.is_file():
-            raise HamuError(f"{one} is of a kind that is not read; convert it, or move it away")
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -346,23 +327,27 @@ def _in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found, key=int) if all(map(str.isdecimal, found)) else found)
 
 
-def _class_of(folder: Path) -> str:
-    return _normal(folder.name)
-
-
-def _normal(name: str) -> str:
-    """Name of a class; computers write some letters in several ways."""
-    return unicodedata.normalize("NFC", name).strip()
+def normal(text: str) -> str:
+    """Text in Unicode's normal form C, without spaces around it."""
+    return unicodedata.normalize("NFC", text).strip()
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """List the images of the classes of a folder, without what tools hide there."""
-    found = [path for path in folder.glob("*/*") if path.suffix.lower() in _SUFFIXES]
-    return [one for one in found if not _is_hidden(one.relative_to(folder)) and one.is_file()]
+    """List the images of the classes of a folder."""
+    found = _named_as_images(folder, "*/*")
+    return [one for one in found if one.suffix.lower() not in _NOT_READ and one.is_file()]
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith((".", "__MACOSX", "lost+found")) for part in path.parts)
+def _named_as_images(folder: Path, pattern: str) -> list[Path]:
+    kinds = _SUFFIXES | _NOT_READ
+    return [one for one in _shown(folder, pattern) if one.suffix.lower() in kinds]
+
+
+def _shown(folder: Path, pattern: str) -> list[Path]:
+    """List what a folder holds, without what tools hide there."""
+    found = {path: path.relative_to(folder).parts for path in folder.glob(pattern)}
+    hidden = (".", "__MACOSX", "lost+found")
+    return [path for path, of in found.items() if not any(part.startswith(hidden) for part in of)]
 
 
 def _decoded(

@@ -88,11 +88,6 @@ class TextRecord:
         return write([*self.tools, *turns[:-1]]), write(turns[-1])
 
 
-def normal(text: str) -> str:
-    """Text in Unicode's normal form C, without spaces around it."""
-    return unicodedata.normalize("NFC", text).strip()
-
-
 def _words(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 

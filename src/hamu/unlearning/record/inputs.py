@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hamu.data import ImageData, TextData, TextRecords
-from hamu.data.text import normal
+from hamu.data.images import normal
 from hamu.errors import HamuError, first_line, reading
 from hamu.files import INPUTS, is_of_hub, parse_json
 from hamu.models.storage import CONFIGS, folder_of, open_tensors, weight_files
