@@ -1,9 +1,5 @@
 """The division of data into forget and retain set, by class, rows, filter or a second file; and
-pairs of a record of each, made in the data set, unseen by samplers and loaders.
-
-One epoch is one pass over the retain data. The forget data are drawn round and round, each round in
-a new order, and go on where the last epoch ended. The place of a record depends on the seed alone:
-not on the batch size, the number of processes, or a resume.
+pairs of a record of each, unseen by samplers and loaders.
 """
 
 import json
@@ -41,8 +37,6 @@ class UnlearningData(Generic[Records]):
     """The three sets of an unlearning problem.
 
     Attributes:
-        retain: training records that stay.
-        forget: training records that must go.
         test: records that were never trained on, None where there are none.
         forget_name: the choice of the forget set in words, for records and tables.
         target_class: the class to forget, None if the forget set is not built on one.
@@ -63,14 +57,9 @@ class UnlearningData(Generic[Records]):
         return _shared(self._digests["retain"], self._digests["forget"])
 
     def near_copies(self) -> tuple[int, int]:
-        """Count retain texts that equal a forget text but for case or punctuation.
-
-        Then test texts that equal a retain or a forget text so.
-        """
-        found: dict[str, Any] = {
-            name: data.digests(loosely=True) for name, data in self.sets().items()
-        }
-        known = [*found["retain"], *found["forget"]]
+        """Count retain texts like forget texts but for case or punctuation; then test texts."""
+        found = {name: data.digests(loosely=True) for name, data in self.sets().items()}
+        known = found["retain"] + found["forget"]
         kept = _shared(found["retain"], found["forget"]) - self.copies()
         return kept, _shared(found.get("test", ()), known)
 
@@ -106,17 +95,12 @@ def forget_class(
 
     Of the n records of the class, n - ⌊ρn⌋ are drawn at random; ⌊ρn⌋ more are drawn from everything
     not yet chosen. ρ = 0 forgets the whole class (easy); ρ = 1 a random sample of all classes.
-
-    Args:
-        train, test: the training data, and data that was not trained on, or None.
-        target: the class, by name or, where not all names are numbers, by its place.
-        rho: the mixing ratio ρ in [0, 1].
-        seed: seed of the draw.
+    `target` is its name or, where not all names are numbers, its place.
     """
     if not 0 <= rho <= 1:
         raise HamuError(f"the similarity mixing ratio rho is a share in [0, 1]; got {rho}")
     numbers = {normal(name): number for number, name in enumerate(train.classes)}
-    has_names = not all(name.isdecimal() for name in train.classes)
+    has_names = not all(map(str.isdecimal, train.classes))
     if has_names:
         numbers = {str(number): number for number in range(len(train.classes))} | numbers
     number = numbers.get(normal(str(target)), -1)
@@ -157,17 +141,15 @@ def forget_data(
     record repeated in `forget` counts no more often than the training data hold it.
     """
     forget, there, seen = train.matched(forget), train.digests(), Counter[bytes]()
-    held, kept, digests = Counter(there), list[int](), list[bytes]()
+    held, kept = Counter(there), dict[int, bytes]()  # digests by position
     for position, digest in enumerate(forget.digests()):
         seen[digest] += 1
         if seen[digest] <= max(1, held[digest]):
-            kept.append(position)
-            digests.append(digest)
+            kept[position] = digest
     repeats = len(forget) - len(kept)
-    forget = forget.select(kept) if repeats else forget
-    gone = set(digests)
-    rows = torch.tensor([i for i, digest in enumerate(there) if digest in gone]).long()
-    found, file = _shared(digests, there), Path(forget.source).name
+    forget = forget.select(list(kept))
+    rows = torch.tensor([i for i, digest in enumerate(there) if digest in seen]).long()
+    found, file = _shared(kept.values(), there), Path(forget.source).name
     missing = len(forget) - found
     if missing and not allow_missing:
         raise HamuError(
@@ -184,10 +166,10 @@ def forget_data(
 
 
 def matching(texts: TextRecords, expression: str) -> list[int]:
-    """Find the positions of the records that a filter chooses.
+    """Find the positions of the records that COLUMN=VALUE, COLUMN!=VALUE or COLUMN~REGEX chooses.
 
-    It is "COLUMN=VALUE", "COLUMN!=VALUE" or "COLUMN~REGEX"; the last looks anywhere in the column.
-    True, False and None may also be written as in JSON, and 7.0 as 7.
+    A regular expression may match anywhere in the column. True, False and None may also be written
+    as in JSON, and 7.0 as 7.
     """
     parsed = re.fullmatch(r"\s*([^=!~]*[^=!~\s])\s*(!=|=|~)\s*(.*)", expression, re.DOTALL)
     if parsed is None:
@@ -210,10 +192,7 @@ def matching(texts: TextRecords, expression: str) -> list[int]:
 
 
 def _written(cell: Any, whole: bool) -> list[str]:
-    """Ways to write a cell: as printed, and as JSON or a whole number.
-
-    A part of a cell is looked for neither in None and NaN nor in the ".0" of a whole number.
-    """
+    """Ways to write a cell; None, NaN and the ".0" of a whole number have no parts."""
     is_number = isinstance(cell, float) and cell.is_integer()  # of a column with missing cells
     found = [str(int(cell))] if is_number else []
     if whole or not (is_number or cell is None or cell != cell):
@@ -266,9 +245,7 @@ def draw_positions(length: int, most: int | None, seed: int) -> list[int] | None
 
 
 def subset(data: Any, most: int | None, seed: int) -> Any:
-    """Return the records of `draw_positions`: all in the data set itself, some of a set of HAMU's
-    in one of its kind, of others in a `Subset`.
-    """
+    """Return the records of `draw_positions`: the data, a part of its kind, or a `Subset`."""
     positions = draw_positions(len(data), most, seed)
     if positions is None:
         return data
@@ -300,14 +277,13 @@ def _split(
 class PairedDataset(Dataset[dict[str, Any]]):
     """Item i is {"retain": retain[σ(i)], "forget": forget[π(i)]}, or what `sides` names of it.
 
+    One epoch is one pass over the retain data. The forget data are drawn round and round, each
+    round in a new order, and go on where the last epoch ended. The place of a record depends on the
+    seed alone: not on the batch size, the number of processes, or a resume.
+
     Args:
-        retain: the data that stay; their number is the length of an epoch, whatever the sides.
-        forget: the data that must go.
-        collate: makes a side's batch of a list of its items; one's own gets that also of a set
-            that fetches a batch whole.
-        sides: of "retain", "forget" and "alternative"; the last are other answers to the forget
-            records, from the data set `forget.alternatives`.
-        seed: seed of every order.
+        collate: makes a side's batch of a list of its items.
+        sides: of "retain", "forget" and "alternative", other answers to the forget records.
         shuffle: "epoch" for a new order each epoch, "once" for the orders of the rounds that begin
             in the first epoch (the paper).
         with_positions: True if batches name their forget records by position, each once in the
@@ -337,20 +313,19 @@ class PairedDataset(Dataset[dict[str, Any]]):
                 raise HamuError(f"the {side} set is empty; give at least one record to {side}")
         self._sides, self._with_positions, self._share = tuple(sides), with_positions, share
         if ALTERNATIVE in sides:
-            self._data[ALTERNATIVE] = others = self._data["forget"].alternatives
-            if len(others) != len(self._data["forget"]):  # would be paired with other records
+            self._data[ALTERNATIVE] = self._data["forget"].alternatives
+            known, others = (len(self._data[name]) for name in ("forget", ALTERNATIVE))
+            if others != known:  # would be paired with other records
                 raise HamuError(
-                    f"the forget set has {len(self._data['forget'])} records and {len(others)} "
-                    f"alternatives; give one for each, in the same order"
+                    f"the forget set has {known} records and {others} alternatives; give one for "
+                    f"each, in the same order"
                 )
         self._seed, self._shuffle, self._epoch, self._collate = seed, shuffle, 0, collate
         self.focus: list[tuple[int, list[int]]] = []
 
     def focus_on(self, positions: Sequence[int], start: int) -> None:
-        """Draw the forget data from these positions (all, if empty) from the place `start` on.
-
-        The place lies beyond any batch that a loader holds already, so that a resumed run draws
-        the same.
+        """Draw the forget data from these positions (all, if empty) from the place `start` on,
+        beyond any batch that a loader holds already.
         """
         self.focus = [*self.focus[-1:], (start, list(positions))]
 

@@ -89,7 +89,7 @@ class TextRecord:
 
 
 def _words(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(images.normal(text).split())
 
 
 def _loose_words(text: str) -> str:
@@ -103,10 +103,7 @@ def _loose_words(text: str) -> str:
 class TextRecords:
     """Records as they were read, before a tokenizer is known.
 
-    Attributes:
-        records: the records.
-        source: where they come from, for messages.
-        rows: [N], int64, the row of each record in its source.
+    `source` is for messages; `rows`, [N], int64, has the row of each record there.
     """
 
     records: tuple[TextRecord, ...]
@@ -156,21 +153,20 @@ class TextRecords:
 
     def alternatives(self, column: str | None = None) -> TextRecords:
         """Return the same prompts with one other answer each: of a column, or REFUSAL."""
-        others = self if column is None else self.answering(column)
+        for row, record in zip(self.rows.tolist(), self.records, strict=True):
+            if not record.prompt.strip():
+                raise HamuError(
+                    f"row {row} of {self.source} has no prompt, which another answer needs; leave "
+                    f"plain text to other objectives"
+                )
+        if column is None:
+            return replace(self, records=tuple(r.answering(REFUSAL) for r in self.records))
+        others = self.answering(column)
         if len(others) != len(self):
             raise HamuError(
                 f"--alternative_column {column} has {len(others)} texts for {len(self)} records of "
                 f"{self.source}; name a column with one for each"
             )
-        bare = [row for row, r in zip(self.rows.tolist(), self.records, strict=True)
-                if not r.prompt.strip()]  # fmt: skip
-        if bare:
-            raise HamuError(
-                f"row {bare[0]} of {self.source} has no prompt, which another answer needs; leave "
-                f"plain text to other objectives"
-            )
-        if column is None:
-            others = replace(self, records=tuple(r.answering(REFUSAL) for r in self.records))
         return others
 
 
@@ -237,22 +233,19 @@ def is_text(source: str) -> bool:
     try:
         if suffix == ".csv":
             names = [*pandas.read_csv(path, nrows=0, encoding="utf-8-sig")]
-            has_images = not {*images.IMAGE_COLUMNS}.isdisjoint(names)
-            return not has_images or _has_texts(names)
+            return {*images.IMAGE_COLUMNS}.isdisjoint(names) or _shape_of(names) is not None
         schema = parquet.read_schema(path)
     except pandas.errors.EmptyDataError:  # a guess would refuse options of the other kind
         raise HamuError(f"{source} is empty: it has no records") from None
     except (pyarrow.ArrowException, OSError, ValueError):  # damage is reported when it is read
         return suffix == ".csv"
-    has_images = any(
-        name in images.IMAGE_COLUMNS and "binary" in str(kind)
-        for name, kind in zip(schema.names, schema.types, strict=True)
-    )
-    return not has_images and _has_texts(schema.names)
+    binary = {one.name for one in schema if "binary" in str(one.type)}
+    return binary.isdisjoint(images.IMAGE_COLUMNS) and _shape_of(schema.names) is not None
 
 
-def _has_texts(names: Sequence[str]) -> bool:
-    return any({*shape} - {""} <= {*names} for shape in _SHAPES)
+def _shape_of(columns: Iterable[str]) -> tuple[str, str] | None:
+    """Columns of prompt and answer, the first "" without a prompt, of the first shape found."""
+    return next((shape for shape in _SHAPES if {*shape} - {""} <= {*columns}), None)
 
 
 def has_test_split(source: str) -> bool:
@@ -303,12 +296,11 @@ def _json(path: Path) -> list[Any]:
 def _chosen_columns(
     columns: list[str], source: str, prompt: str | None, answer: str | None
 ) -> tuple[str, str]:
-    """Choose the columns of prompt and answer; that of the prompt is "" for other shapes."""
     if answer == _PLAIN and _PLAIN not in columns:
         return "", prompt or "text"
     if prompt or answer:
         return prompt or "question", answer or "answer"
-    found = next((shape for shape in _SHAPES if {*shape} - {""} <= {*columns}), None)
+    found = _shape_of(columns)
     if found is None:
         raise HamuError(
             f"{source} has the columns {column_names(columns)}; expected question and answer, "
@@ -331,8 +323,7 @@ def _record(
     """Make a record of a row; `where` names the row in messages, which never show its content."""
     if not isinstance(row, dict):
         raise HamuError(f"{where} is a {type(row).__name__}; expected a record")
-    messages: tuple[Any, ...] = ()
-    tools: tuple[Any, ...] = ()
+    messages, tools = tuple[Any, ...](), tuple[Any, ...]()
     if not prompt and answer in _CONVERSATIONS:
         messages, tools = _conversation(row.get(answer), where), _tools(row.get("tools"), where)
         *before, said = (message["content"] for message in messages)
@@ -373,9 +364,7 @@ def _conversation(messages: Any, where: str) -> tuple[dict[str, Any], ...]:
         if is_one and "tool_calls" in message:
             message = {"content": "", **message}
         if not is_one or not isinstance(message.get("content"), str):
-            raise HamuError(
-                f"{where}: message {number} lacks a role or a content, or one is no text"
-            )
+            raise HamuError(f"{where}: message {number} lacks a role or a content, each a text")
         found.append(message)
     if found[-1]["role"] != "assistant":
         raise HamuError(f"{where}: the last message is not the assistant's; end it with an answer")
@@ -403,7 +392,6 @@ class TextData(Dataset[dict[str, Tensor]]):
     """Records as tokens.
 
     Attributes:
-        texts: the records.
         tokens: for each record its token ids, prompt first, int32.
         scored_from: for each record the place of the first token that counts for the loss.
         truncated: the number of records that were cut to the maximal length.
@@ -440,11 +428,13 @@ class TextData(Dataset[dict[str, Tensor]]):
     def select(self, positions: Tensor | Sequence[int]) -> TextData:
         """Return the records at these positions, in this order."""
         index = torch.as_tensor(positions, dtype=torch.long).tolist()
-        tokens = tuple(self.tokens[i] for i in index)
-        starts = tuple(self.scored_from[i] for i in index)
-        others = None if self.alternatives is None else self.alternatives.select(index)
-        parts: dict[str, Any] = {"tokens": tokens, "scored_from": starts, "alternatives": others}
-        return replace(self, texts=self.texts.select(index), **parts)
+        return replace(
+            self,
+            texts=self.texts.select(index),
+            tokens=tuple(self.tokens[i] for i in index),
+            scored_from=tuple(self.scored_from[i] for i in index),
+            alternatives=self.alternatives and self.alternatives.select(index),
+        )
 
 
 def encode(
@@ -456,13 +446,9 @@ def encode(
     """Turn records into tokens; the end-of-sequence token follows the answer.
 
     Prompt and answer are tokenized as one text, which is cut where the answer begins. Where a chat
-    template ends the answer with another special token, that one alone follows it.
-
-    Args:
-        texts: the records.
-        tokenizer: the model's, with a chat template for conversations.
-        max_length: longer records are cut at their end, which must leave a token of the answer.
-        loss_on: "answer", or "all" to score the prompt too.
+    template ends the answer with another special token, that one alone follows it. Records longer
+    than `max_length` are cut at their end, which must leave a token of the answer; `loss_on` "all"
+    scores the prompt too.
     """
     if loss_on not in ("answer", "all"):
         raise HamuError(f"loss_on {loss_on!r} is unknown; choose answer or all")
@@ -491,10 +477,7 @@ def encode(
 def _without_end(
     answer: list[int], tokenizer: PreTrainedTokenizerBase, special: set[int] | None
 ) -> tuple[list[int], list[int]]:
-    """Divide an answer from its end, a token or none.
-
-    A chat template writes one of the special tokens, and maybe more behind it.
-    """
+    """Divide an answer from its end, for a chat template one of the `special` tokens, or none."""
     eos = tokenizer.eos_token_id
     end = [] if eos is None else [eos]
     if special is None:
@@ -508,11 +491,7 @@ def _without_end(
 def _prompts_and_answers(
     texts: TextRecords, tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[list[int], list[int]]]:
-    """Tokenize each prompt, with the tokens that start a text, and its answer, without an end.
-
-    A prompt's tokens are always its own, so that a generation begins as the training did; the
-    answer stands alone where one would be shared.
-    """
+    """Tokenize each prompt, with the tokens that start a text, and its answer, without an end."""
 
     def ids(pieces: list[str], special: bool = False) -> list[list[int]]:
         return list(map(list, tokenizer(pieces, add_special_tokens=special)["input_ids"]))
@@ -529,7 +508,7 @@ def _prompts_and_answers(
     places = (n for n in range(len(started)) if started[n : n + len(one)] == one)
     start = started[: next(places, 0)]
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    found = []
+    found = []  # a prompt's tokens are always its own: a generation begins as the training did
     for record, (_, said), prompt, whole in zip(texts.records, pairs, prompts, wholes, strict=True):
         answer = whole[len(prompt) :] if whole[: len(prompt)] == prompt else ids([said])[0]
         # The start stands once; a chat template, or the text itself, may have written it already.
