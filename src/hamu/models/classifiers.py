@@ -1,11 +1,8 @@
-"""Image classifiers, new or saved, their image processors, and checks that they fit the data.
-
-ResNet-20 (He et al. 2016, Sec. 4.2) is the paper's classifier for CIFAR-10;
-`AutoModelForImageClassification` loads it.
-"""
+"""Image classifiers, new or saved, their image processors, and checks that they fit the data."""
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 from unicodedata import normalize
 
@@ -39,14 +36,12 @@ _ROUNDED = 1e-3  # of normalised pixels; far below one of 255 steps
 
 
 class SmallResNetConfig(PretrainedConfig):
-    """Configuration of a `SmallResNet`.
+    """Configuration of a `SmallResNet` (He et al. 2016, Sec. 4.2), the paper's for CIFAR-10.
 
     Args:
         depth: number of weighted layers, 6n+2 (20 in the paper).
         width: channels of the first stage; the next two have twice and four times as many.
-        num_channels: channels of the input image.
-        image_mean, image_std: per-channel normalisation that the model was trained with, for pixels
-            in [0, 1].
+        image_mean, image_std: per-channel normalisation for pixels in [0, 1].
     """
 
     model_type = "small_resnet"
@@ -62,11 +57,8 @@ class SmallResNetConfig(PretrainedConfig):
     ) -> None:
         if depth < 8 or (depth - 2) % 6:
             raise HamuError(f"a small ResNet has depth 6n+2 (8, 14, 20, 32, ...); got {depth}")
-        self.depth = depth
-        self.width = width
-        self.num_channels = num_channels
-        self.image_mean = image_mean
-        self.image_std = image_std
+        self.depth, self.width, self.num_channels = depth, width, num_channels
+        self.image_mean, self.image_std = image_mean, image_std
         super().__init__(**kwargs)
 
 
@@ -104,15 +96,11 @@ class SmallResNet(PreTrainedModel):
         width, blocks = config.width, (config.depth - 2) // 6
         self.conv = nn.Conv2d(config.num_channels, width, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
-        layers = []
-        inputs = width
-        for stage in range(3):
-            outputs = width * 2**stage
-            for block in range(blocks):
-                layers.append(_Block(inputs, outputs, stride=2 if stage > 0 and block == 0 else 1))
-                inputs = outputs
+        widths = [width] + [width * 2**stage for stage in range(3) for _ in range(blocks)]
+        # a stage that widens begins with half the resolution
+        layers = [_Block(n, wider, stride=wider // n) for n, wider in pairwise(widths)]
         self.blocks = nn.Sequential(*layers)
-        self.classifier = nn.Linear(inputs, config.num_labels or 0)
+        self.classifier = nn.Linear(widths[-1], config.num_labels or 0)
         self.post_init()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
@@ -145,11 +133,8 @@ def new_classifier(
 ) -> PreTrainedModel:
     """Make a classifier with random weights for this data, or load the one to start from.
 
-    Args:
-        name: "resnetN" with N = 6n+2, or a folder or hub id whose weights are the start.
-        data: the training data; classes and channels shape the model.
-        mean, std: per-channel normalisation, saved with the model.
-        trust_remote_code: see `load_classifier`.
+    `name` is "resnetN" with N = 6n+2, or a folder or hub id whose weights are the start. `mean` and
+    `std`, the normalisation of each channel, are saved with the model.
     """
     match = re.fullmatch(NEW_CLASSIFIER, name)
     if match is None:
@@ -209,8 +194,7 @@ def load_image_processor(source: str, *, trust_remote_code: bool = False) -> Any
 def _statistics(processor: Any, channels: int, source: str) -> tuple[list[float], list[float]]:
     """Mean and deviation by channel that do to pixels in [0, 1] what a processor does.
 
-    However it rescales and normalises, that is a shift and a scale of each channel, found with a
-    black and a white image and checked with one of mixed colour.
+    A black and a white image show shift and scale, one of mixed colour whether there is more.
     """
 
     def seen(colour: tuple[int, ...]) -> np.ndarray:  # in the middle of an image
@@ -238,10 +222,7 @@ def _processed(processor: Any, pixels: np.ndarray) -> np.ndarray:
 
 
 def prepares_as(processor: Any, data: ImageData, source: str) -> bool:
-    """True if a processor makes of the first image what `data`, normalised, have for the model.
-
-    A HamuError if it makes an image of another size.
-    """
+    """True if a processor makes the same of the first image; a HamuError for another size."""
     ours = data[0]["pixel_values"].numpy()
     with reading(f"the image processor of {source} cannot take the images of {data.source}"):
         theirs = _processed(processor, data.pixels[0].permute(1, 2, 0).numpy())
@@ -275,9 +256,8 @@ def _by_number(names: Mapping[Any, Any] | None) -> dict[int, str]:
 
 
 def named_as_in_training(model: Any, classes: Sequence[str]) -> bool:
-    """Name the first outputs of a model that is to be trained after the classes of its data.
-
-    Not (False) if the model names one of these classes, has fewer, or they are mere numbers.
+    """Name the first outputs of a model to be trained after the classes of its data, if it has as
+    many and names none of them, and they are no mere numbers.
     """
     names = _by_number(model.config.id2label)
     is_named = bool({*names.values()} & {*classes})
@@ -292,7 +272,7 @@ def _name_classes(config: Any, names: dict[int, str]) -> None:
     config.id2label, config.label2id = names, {name: number for number, name in names.items()}
 
 
-def check_as_many_classes(source: str, other: str, role: str = "retain") -> None:
+def check_as_many_classes(source: str, other: str, role: str) -> None:
     """Check that two saved classifiers have as many classes, if their configurations are here."""
     ours, theirs = (len(_saved_names(name, local=True)) for name in (source, other))
     if ours and theirs and ours != theirs:

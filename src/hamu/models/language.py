@@ -3,7 +3,6 @@
 A model is "tiny-llama" (new, with its own tokenizer) or a saved one; see `hamu.models.storage`.
 """
 
-import json
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -22,13 +21,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.pytorch_utils import Conv1D
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from hamu.core.distributed import is_main
 from hamu.core.forward import evaluating, predict_logits, without_autocast
 from hamu.core.gram import trainable_parameters
 from hamu.data import TextData
 from hamu.errors import HamuError, reading
-from hamu.files import HUB, is_of_hub
+from hamu.files import HUB, is_of_hub, parse_json
 from hamu.models.storage import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -241,17 +241,13 @@ def saved_adapter(source: str) -> dict[str, Any] | None:
     with reading(f"the adapter {source} cannot be loaded"):
         found: Any = Path(source) / ADAPTER_CONFIG if is_adapter(source) else None
         if is_of_hub(source):
-            from transformers.utils.peft_utils import find_adapter_config_file
-
             found = find_adapter_config_file(source.removeprefix(HUB))
-        return None if found is None else {**json.loads(Path(found).read_text(encoding="utf-8"))}
+        return None if found is None else {**parse_json(Path(found))}
 
 
 def base_of(source: str, base_model: str | None = None) -> str | None:
-    """Name the base model of a saved adapter, None for a whole model.
-
-    It lies in `base_model`, by default where the adapter says; only a user's own words send the
-    search to the hub.
+    """Name the base model of a saved adapter, by default where the adapter says; None for a whole
+    model. Only a user's own words send the search to the hub.
     """
     settings = saved_adapter(source)
     if settings is None:
@@ -272,9 +268,8 @@ def base_of(source: str, base_model: str | None = None) -> str | None:
 
 def adapter_base(source: str) -> str | None:
     """Return the folder of the base model that a local adapter names, None without one."""
-    if is_of_hub(source):
-        return None
-    base = str((saved_adapter(source) or {}).get("base_model_name_or_path") or "")
+    settings = None if is_of_hub(source) else saved_adapter(source)
+    base = str((settings or {}).get("base_model_name_or_path") or "")
     return base if base and Path(base).is_dir() else None
 
 
@@ -296,8 +291,8 @@ def with_adapter(model: nn.Module, settings: AdapterSettings) -> Any:
         exclude_modules=["out_proj"] if is_mamba and targets == [ALL_LINEAR] else None,
         task_type="CAUSAL_LM",
     )
-    layers = {name.rpartition(".")[2]: None for name, module in model.named_modules()
-              if isinstance(module, nn.Linear | Conv1D)}  # fmt: skip
+    linear = [n for n, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    layers = dict.fromkeys(name.rpartition(".")[2] for name in linear)
     remedy = f"; name layers with --lora_targets; there are {','.join(layers)}"
     with reading("the adapter does not fit the model", remedy):
         adapted = get_peft_model(model, config)
@@ -313,19 +308,16 @@ def _warn_of_what_is_left_out(model: Any) -> None:
     ends = [one for one in inner.modules() if one is head or isinstance(one, nn.Embedding)]
     others = {p for end in ends for p in end.parameters()}
     matrices = {
-        name: p for name, p in inner.named_parameters()
+        name: p.numel()
+        for name, p in inner.named_parameters()
         if p.dim() > 1 and p not in others and "lora_" not in name
-    }  # fmt: skip
-    bare = {name: p.numel() for name, p in matrices.items() if ".base_layer." not in name}
-    share = sum(bare.values()) / max(1, sum(p.numel() for p in matrices.values()))
+    }
+    bare = {name: size for name, size in matrices.items() if ".base_layer." not in name}
+    share = sum(bare.values()) / max(1, sum(matrices.values()))
     if share > _WORTH_A_WARNING:
         kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in bare)
-        _logger.warning(
-            "the adapter does not reach %.0f%% of the layers' weights: %s; without --lora all are "
-            "trained",
-            100 * share,
-            ", ".join([*kinds][:4]),
-        )
+        warning = "the adapter does not reach %.0f%% of the layers' weights: %s; without --lora all"
+        _logger.warning(f"{warning} are trained", 100 * share, ", ".join([*kinds][:4]))
 
 
 def longest_text(model: Any) -> int | None:
@@ -372,11 +364,10 @@ def check_causal_mask(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
     real = batch.get("attention_mask", torch.ones_like(ids))
     row = int(real.sum(1).argmax())
     place = int(real[row].nonzero().max())
-    tensors = {name: batch[name] for name in batch if isinstance(batch[name], Tensor)}
     two = {  # copied
         name: value[[row, row]]
-        for name, value in tensors.items()
-        if value.shape[:1] == ids.shape[:1] and name != "labels"
+        for name, value in batch.items()
+        if isinstance(value, Tensor) and value.shape[:1] == ids.shape[:1] and name != "labels"
     }
     two["input_ids"][1, place] = int(ids[row, place] == 0)  # another token that any vocabulary has
     with torch.no_grad(), evaluating(model), without_autocast(model):

@@ -1,6 +1,4 @@
-"""Saved models of any kind: finding, loading, checking and saving them, and merging adapters.
-
-A model is a folder written by `save_pretrained`, or "hub:OWNER/NAME". Only the latter may use the
+"""Saved models: folders written by `save_pretrained`, or "hub:OWNER/NAME", which alone may use the
 network. Code that comes with a model runs only where `trust_remote_code` is given.
 """
 
@@ -70,8 +68,7 @@ def from_pretrained(
     """Load a whole saved model of one of transformers' Auto classes, from safetensors alone.
 
     No weight may be missing, or have another shape than config.json says. `all_of_it` refuses
-    weights for which this kind has no place, such as an encoder or the head of another task. `more`
-    goes to transformers.
+    weights for which this kind has no place. `more` goes to transformers.
     """
     is_local, where = not is_of_hub(source), source.removeprefix(HUB)
     settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
@@ -120,10 +117,9 @@ def from_pretrained(
 def refuse_encoder(config: Any, source: str) -> None:
     """Refuse the configuration of a decoder with an encoder, which would be lost."""
     if getattr(config, "is_encoder_decoder", False):
-        kind = getattr(config, "model_type", type(config).__name__)
         raise HamuError(
-            f"the model {source} is of type {kind} and would lose its encoder; give a causal "
-            f"language model"
+            f"the model {source} is of type {config.model_type} and would lose its encoder; give a "
+            f"causal language model"
         )
 
 
@@ -190,20 +186,20 @@ def check_undamaged(model: nn.Module, source: str) -> None:
 
 def save_model(model: Any, folder: Path) -> None:
     """Write a model so that `from_pretrained` reads it; all processes must call it."""
-    is_adapter, embeddings = hasattr(model, "peft_config"), getattr(model, SAVES_EMBEDDINGS, False)
-    state = _whole_state(model, _names_of_adapter(model, embeddings) if is_adapter else None)
+    is_adapted, embeddings = hasattr(model, "peft_config"), getattr(model, SAVES_EMBEDDINGS, False)
+    state = _whole_state(model, _names_of_adapter(model, embeddings) if is_adapted else None)
     if not is_main():
         return
     if not hasattr(model, "save_pretrained"):
-        _save(model.state_dict() if state is None else state, folder / "model.safetensors")
+        _save(state or model.state_dict(), folder / "model.safetensors")
         return
     # not "auto": PEFT would ask the hub whether the base model's embeddings have changed
-    more = {"save_embedding_layers": embeddings} if is_adapter else {}
-    used_cache = getattr(model, USED_CACHE, None)
-    if used_cache is not None:
-        model.config.use_cache = used_cache
+    more = {"save_embedding_layers": embeddings} if is_adapted else {}
+    has_own = getattr(model, USED_CACHE, None) is not None
+    if has_own:
+        model.config.use_cache = getattr(model, USED_CACHE)
     model.save_pretrained(folder, safe_serialization=True, state_dict=state, **more)
-    if used_cache is not None:
+    if has_own:
         model.config.use_cache = False
     for path in folder.glob(_WEIGHTS):
         _open_as_folder(path)
@@ -286,10 +282,10 @@ def _open_as_folder(path: Path) -> None:
 
 
 def merged(model: Any) -> Any:
-    """Merge a PeftModel's adapter into its model, in float32, which it uses up.
+    """Merge a PeftModel's adapter into its model, which it uses up.
 
-    Half precision would round small updates away, and 4 bits more: those are merged as the weights
-    that they stand for. A HamuError is raised for other kinds of adapters, or if the memory fails.
+    In float32, as half precision would round small updates away; of 4 bits the weights that they
+    stand for. A HamuError is raised for other kinds of adapters, or if the memory fails.
     """
     remedy = "; what else the run leaves is complete"
     with reading("the adapter cannot be merged into its model", remedy):
