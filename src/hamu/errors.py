@@ -1,8 +1,4 @@
-"""`HamuError`, the exception for every foreseen failure, helpers for its messages, and signals.
-
-A message names the value, the expectation and the way out. The command line prints the message
-alone and exits with code 2.
-"""
+"""`HamuError`, the exception for every foreseen failure, helpers for its messages, and signals."""
 
 import difflib
 import signal
@@ -13,7 +9,7 @@ from types import FrameType
 
 
 class HamuError(ValueError):
-    """An error that the caller can correct; the message says how."""
+    """An error that the caller can correct; the message names value, expectation and way out."""
 
 
 def first_line(error: BaseException) -> str:
@@ -49,9 +45,7 @@ def unknown(what: str, name: object, known: Iterable[str]) -> HamuError:
 
 def one_line(text: str) -> str:
     """Text with line breaks and terminal control characters escaped."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def percent(share: float) -> str:

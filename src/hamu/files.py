@@ -1,7 +1,5 @@
-"""Files that commands read and leave: sources of data and models, here or on the Hugging Face hub;
-names, JSON, digests, and writing that is whole or not there.
-
-Whatever is written beside its place has the name of the place with a dot before it.
+"""Files that commands read and leave: sources, here or on the Hugging Face hub; names, JSON,
+digests, and writing that is whole or not there, beside its place with a dot before the name.
 """
 
 import errno
@@ -69,7 +67,7 @@ def located(source: str, data_dir: str | Path | None) -> str:
 
 
 def existing(source: str | Path) -> Path:
-    """The path of a local data set; a HamuError if there is none."""
+    """Path of a local data set; a HamuError if there is none."""
     path = Path(source)
     if not path.exists():
         raise HamuError(
@@ -81,10 +79,8 @@ def existing(source: str | Path) -> Path:
 
 
 def files_of(source: str | Path, split: str, suffixes: Sequence[str]) -> list[Path]:
-    """List the files of a local data set: itself, or in a folder those of a split, if any.
-
-    A split is one file or all its parquet parts, train-00000-of-00002.parquet and so on, in the
-    folder or in "data" below.
+    """List the files of a local data set: itself, or in a folder those of a split, if any: one, or
+    all parquet parts, train-00000-of-00002.parquet and so on, there or in "data" below.
     """
     path = existing(source)
     if not path.is_dir():
@@ -133,9 +129,9 @@ def csv_rows(path: Path) -> list[dict[str, str]]:
         return []
     header, *rows = cells.fillna("").to_numpy().tolist()
     for number, name in enumerate(header, 1):
-        if name and header.index(name) < number - 1:  # without its name, which may be a record's
-            same = f"columns {header.index(name) + 1} and {number} have the same name"
-            raise HamuError(f"{path}: {same}; rename one")
+        first = header.index(name) + 1
+        if name and first < number:  # without its name, which may be a record's
+            raise HamuError(f"{path}: columns {first} and {number} have the same name; rename one")
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
@@ -146,8 +142,7 @@ def load_from_hub(source: str, split: str) -> Any:
     name, _, own_split = source.removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")
     check_is_not_here(name, source)
-    split = own_split or split
-    remedy = "; without network, name a local file or folder"
+    split, remedy = own_split or split, "; without network, name a local file or folder"
     with reading(f"{source} ({split}) cannot be loaded", remedy):
         return datasets.load_dataset(name, config or None, split=split)
 
@@ -158,10 +153,7 @@ def parse_json(path: Path) -> Any:
 
 
 def read_json(path: Path, remove: Path | None = None) -> Any:
-    """Content of a JSON file that the command which left it would make anew.
-
-    A HamuError says that it is damaged, and to remove `remove`, by default the file.
-    """
+    """Content of a JSON file; a HamuError, to remove it or `remove`, if it is damaged."""
     try:
         return parse_json(path)
     except ValueError as error:
@@ -218,14 +210,13 @@ def replace_folder(beside: Path, target: Path) -> None:
 def remove_whole(path: Path) -> None:
     """Remove a file or a folder so that no reader finds a part of it; of a link the link alone."""
     if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
+        return path.unlink(missing_ok=True)
     beside = path
     if not path.name.startswith("."):
         beside = path.with_name(f".{path.name}.removed")
         shutil.rmtree(beside, ignore_errors=True)
         os.replace(path, beside)
-    shutil.rmtree(beside)
+    return shutil.rmtree(beside)
 
 
 def sync(path: Path) -> None:
