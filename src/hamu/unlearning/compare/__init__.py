@@ -64,22 +64,14 @@ def cells(
 
 
 def random_cells(methods: Iterable[str], trials: int, rate: float, seed: int) -> list[Cell]:
-    """As many settings for each method, at the same points of a scrambled Sobol sequence.
-
-    More trials keep the first ones. A method without a strength has the learning rates alone.
-    """
+    """Settings for each method, at the same points of a scrambled Sobol sequence."""
     sobol: Any = SobolEngine
     points = sobol(2, scramble=True, seed=seed).draw(trials).tolist()
-    found = []
+    found, limits = [], (rate * RATES[0], rate * RATES[1])
     for method in methods:
-        unused = unused_settings(build_method(method))
+        taken = STRENGTHS.keys() - unused_settings(build_method(method))
         for at_rate, at_strength in points:
-            own: dict[str, Any] = {
-                name: _between(*limits, at_strength)
-                for name, limits in STRENGTHS.items()
-                if name not in unused
-            }
-            limits = rate * RATES[0], rate * RATES[1]
+            own: dict[str, Any] = {n: _between(*STRENGTHS[n], at_strength) for n in taken}
             found.append(replace(Cell(method, None, _between(*limits, at_rate), seed), **own))
     return found
 

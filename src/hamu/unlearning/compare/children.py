@@ -39,24 +39,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a call: its wall time, and in one line why it failed, "" if it did not.
-
-    The time begins when libraries are loaded, for the first run would pay for all; that of a killed
-    run when it was started.
-    """
+    """End of a call: its wall time without the start, unless it was killed, and why it failed."""
 
     name: str
     seconds: float
-    reason: str
+    reason: str  # in one line; "" if it did not fail
     interrupted: bool  # by a signal, as its exit code shows
 
 
 class Children:
-    """Runs jobs by `command`, some at a time; they share the processor's threads.
-
-    A child of a process that was killed saves and ends. `asked_by` is the signal that first asked
-    to end, 0 if none has.
-    """
+    """Runs jobs by `command`, some at a time; `asked_by` is the signal that asked to end, or 0."""
 
     def __init__(self, jobs: int, environment: Mapping[str, str], command: Command) -> None:
         self._jobs, self._command = jobs, command
@@ -73,10 +65,10 @@ class Children:
     def make(self, calls: Iterable[Call]) -> Iterator[Ended]:
         """Make these calls, all of them or until asked to end; in the order in which they end."""
         waiting, running, obeyed = deque(calls), list[_Child](), 0
+        how = self._command, self._environment, self._threads
         try:
             while running or (waiting and not self._asked):
                 while waiting and len(running) < self._jobs and not self._asked:
-                    how = self._command, self._environment, self._threads
                     running.append(_Child(waiting.popleft(), *how))
                 if self._asked > obeyed:
                     obeyed = self._asked
@@ -122,8 +114,7 @@ class _Child:
 
 @contextmanager
 def _start_in(environment: Mapping[str, str]) -> Iterator[None]:
-    """Start a process in this environment, without the main module, which would run again there.
-
+    """Start a process in this environment, without the main module, which would run again there;
     Ctrl-C is held back until it has a session of its own.
     """
     before, main = dict(os.environ), sys.modules["__main__"]

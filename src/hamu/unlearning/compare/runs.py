@@ -1,7 +1,5 @@
-"""The runs of a comparison, and their figures: a row for each run, means over seeds, hypervolumes.
-
-Every method has a run with every constraint, learning rate and seed, each an ordinary `hamu
-unlearn` in its own folder: begun, gone on with, or finished.
+"""The runs of a comparison, each an ordinary `hamu unlearn` in its own folder, and their figures: a
+row for each run, means over seeds, hypervolumes.
 """
 
 import math
@@ -62,10 +60,10 @@ def finished_row(columns: Row, run: Path, seconds: float | None, level: Level | 
 def figures_at(trajectory: Iterable[Mapping[str, Any]], level: Level) -> Row:
     """Figures of a run at a level, see `state_at`: the other side's gain, step, test accuracy."""
     other = "retain" if level.side == "forget" else "forget"
-    names = (f"eval_{other}_gain", "step", "eval_test_accuracy", "evaluated")
-    state = state_at(trajectory, level) or dict.fromkeys(names)
-    keys = ("at_gain", "at_step", "at_test_accuracy", "at_evaluated")
-    return {key: state[name] for key, name in zip(keys, names, strict=True)}
+    names = {"at_gain": f"eval_{other}_gain", "at_step": "step"}
+    names |= {"at_test_accuracy": "eval_test_accuracy", "at_evaluated": "evaluated"}
+    state = state_at(trajectory, level) or {}
+    return {key: state.get(name) for key, name in names.items()}
 
 
 def relearned(run: Path) -> Row:
@@ -89,16 +87,15 @@ def trajectory(run: Path) -> tuple[list[Gains], Gains]:
 def start_figures(runs: Iterable[Path]) -> Row | None:
     """Figures of the model that runs have started from; None without runs.
 
-    Where the runs do not agree, as the draw of membership inference depends on the seed, their mean
-    and deviation.
+    Where the runs do not agree, for membership inference draws by the seed, mean and deviation.
     """
     evaluations = [read_json(run / EVALUATION, remove=run) for run in runs]
     found = [files.plain(model_figures(evaluation, "before")) for evaluation in evaluations]
     start: Row = {}
     for key in dict.fromkeys(key for one in found for key in one):
-        values = [one.get(key) for one in found]
-        is_one = all(value == values[0] for value in values)
-        start[key] = values[0] if is_one else _averaged(found, key)
+        first = found[0].get(key)
+        is_one = all(one.get(key) == first for one in found)
+        start[key] = first if is_one else _averaged(found, key)
     return start or None
 
 
@@ -114,16 +111,14 @@ def check_same_inputs(runs: Mapping[str, Path], of: Container[str] | None = None
 
 
 def model_figures(evaluation: Mapping[str, Any], role: str) -> Row:
-    """Figures of a model: records forgotten, accuracies, probabilities (texts), utility and AUCs;
-    after the prefix `METRIC` those of the report's further metrics.
+    """Figures of a model; after the prefix `METRIC` those of the report's further metrics.
 
-    The AUC is of membership inference, for texts by Min-K%. Utility is for texts the mean
-    probability of the answers to retain, the paper's model utility (App. H.2), for images the
-    negated retain loss, its retain utility (Sec. 6).
+    Utility is for texts the mean probability of the answers to retain, the paper's model utility
+    (App. H.2), for images the negated retain loss, its retain utility (Sec. 6).
     """
     report, goal = evaluation[role], (evaluation.get("goal") or {}).get(role, {})
-    found: Row = {name: goal.get(name) for name in ("forgotten", "too_high")}
-    found["forget_records"] = goal.get("records")
+    names = {"forgotten": "forgotten", "too_high": "too_high", "forget_records": "records"}
+    found: Row = {name: goal.get(key) for name, key in names.items()}
     for side in ("forget", "retain", "test"):
         for figure in ("loss", "accuracy", "probability"):
             found[f"{side}_{figure}"] = report.get(side, {}).get(figure)
@@ -159,10 +154,9 @@ class Comparison:
         return self._in_order(r for r in self.found if not self.best or r["setting"] in self.best)
 
     def _in_order(self, rows: Iterable[Row]) -> list[Row]:
-        ended: dict[bool, list[Row]] = {False: [], True: []}
-        for row in rows:
-            ended[bool(row["failed"])].append(row)
-        return [*self._ranked(ended[False]), *ended[True]]
+        rows = [*rows]
+        failed = [row for row in rows if row["failed"]]
+        return [*self._ranked(row for row in rows if not row["failed"]), *failed]
 
     def _ranked(self, rows: Iterable[Row]) -> list[Row]:
         by = "joint_gain" if self.level is None else "at_gain"
@@ -179,10 +173,8 @@ class Comparison:
         return self.level.side, rise if self.level.side == "forget" else -rise
 
     def best_settings(self) -> dict[str, str]:
-        """The best setting of each method that gets to the level.
-
-        By the mean over seeds, where there are several, of settings that get there with each; only
-        then by a single run.
+        """The best setting of each method that gets to the level: by the mean over all seeds, or,
+        of methods with no setting that gets there with each, by a single run.
         """
         ranked = [*self._means(self.rows), *self.rows]
         there = [row for row in ranked if row.get("at_gain") is not None]
@@ -237,9 +229,11 @@ def _mean(rows: list[Row]) -> Row:
     row = {key: rows[0].get(key) for key in _SHARED} | {"runs": len(rows)}
     further = dict.fromkeys(key for one in rows for key in one if key.startswith(METRIC))
     row |= {key: _averaged(rows, key) for key in (*_AVERAGED, *further)}
-    row["ended"] = ", ".join(dict.fromkeys(one["ended"] for one in rows))
-    row["at_gain"] = _averaged(rows, "at_gain") if everywhere else None
-    return row | {"joint_gain": {"mean": _gains(row).joint, "deviation": None}}
+    return row | {
+        "ended": ", ".join(dict.fromkeys(one["ended"] for one in rows)),
+        "at_gain": _averaged(rows, "at_gain") if everywhere else None,
+        "joint_gain": {"mean": _gains(row).joint, "deviation": None},
+    }
 
 
 def _averaged(rows: Iterable[Row], key: str) -> dict[str, float | None] | None:
@@ -272,36 +266,32 @@ def differing_environments(runs: Mapping[str, str | None]) -> str:
     for name, environment in runs.items():
         if environment is not None:
             names.setdefault(environment, []).append(name)
-    parts = {environment: environment.split(", ") for environment in names}
+    if len(names) < 2:
+        return ""
+    common = set.intersection(*({*one.split(", ")} for one in names))
     groups = []
     for environment, of in names.items():
-        others = [set(found) for other, found in parts.items() if other != environment]
-        own = [part for part in parts[environment] if not all(part in one for one in others)]
+        own = [part for part in environment.split(", ") if part not in common]
         groups.append(f"{', '.join(own) or 'nothing else'} ({', '.join(of)})")
-    return "; ".join(groups) if len(groups) > 1 else ""
+    return "; ".join(groups)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is to be: its folder's name, own columns, settings, and all options.
-
-    It may repeat another up to its state at the level, which is attacked.
-    """
+    """A run that is to be: its folder's name, own columns, settings, and all options."""
 
     name: str
     columns: Row
     settings: Mapping[str, Any]
     options: Mapping[str, Any]
-    state_of: str | None = None
+    state_of: str | None = None  # the run that it repeats up to its state at the level
 
 
 class Runs:
     """The runs, and what has come out of them so far.
 
-    `options_of` tells all options by some, `inputs` reads what runs read now; `overwrite`
-    replaces runs that had other settings or inputs. Each run is given `options` beside its
-    settings; for `level` and `best` see `Comparison`. A HamuError names a run that is in the place
-    of another.
+    `options_of` completes options, `inputs` reads what runs read now; `overwrite` replaces runs
+    that had others, which are an error else. Each run is given `options` beside its settings.
     """
 
     # what to do about a run that is not the one planned in its place
@@ -333,11 +323,10 @@ class Runs:
         """Plan more runs."""
         for plan in plans:
             self._plans[plan.name] = plan
-            call = self._call(plan)
-            if call is None:
-                self.read(plan.name)
-            else:
+            if call := self._call(plan):
                 self._calls[plan.name] = call
+            else:
+                self.read(plan.name)
 
     def read(self, name: str) -> None:
         """Read the figures of a finished run."""
@@ -357,17 +346,12 @@ class Runs:
 
     @property
     def rows(self) -> list[Row]:
-        """The row of each run that has ended, in the order of the plans.
-
-        With what is relearned from its state at the level, if that was attacked.
-        """
+        """Rows of ended runs, as planned, with what is relearned from the state at the level."""
         found = {name: self._rows[name] for name in self._plans if name in self._rows}
-        for plan in self._plans.values():
-            state = found.get(plan.name)
-            if plan.state_of is not None and state is not None and not state["failed"]:
-                del found[plan.name]
-                back = {"relearned": state.get("relearned")}
-                found[plan.state_of] = {**found[plan.state_of], **back}
+        for name, plan in self._plans.items():
+            if plan.state_of is not None and name in found and not found[name]["failed"]:
+                back = found.pop(name).get("relearned")
+                found[plan.state_of] = {**found[plan.state_of], "relearned": back}
         return [*found.values()]
 
     def folders(self) -> dict[str, Path]:
@@ -386,10 +370,7 @@ class Runs:
         return self.comparison().summary()
 
     def run(self, children: Children) -> Iterator[Row]:
-        """Run what is not finished; yields the row of each run that has ended.
-
-        A run that was asked to end has no row. comparison.json holds at any time what is known.
-        """
+        """Run what is not finished; yields the row of each that has ended and was not asked to."""
         self.save()
         for ended in children.make([self._calls[name] for name in self.waiting]):
             name, resumed = ended.name, "resume" in self._calls[ended.name].options
@@ -415,9 +396,9 @@ class Runs:
         output = {**self.options, "output_dir": str(place)}
         if (place / CONFIG).is_file():
             difference = self._difference(place, plan)
-            if difference is None and all((place / n).is_file() for n in (EVALUATION, RECORD)):
-                return None
             if difference is None:
+                if all((place / name).is_file() for name in (EVALUATION, RECORD)):
+                    return None
                 return Call(plan.name, "unlearn", {"resume": True, **output})
             if not self._overwrite:
                 raise HamuError(f"{place} holds a run with {difference}; {self.remedy}")
