@@ -25,6 +25,11 @@ from hamu.data import (
 )
 
 
+def texts(*pairs):
+    records = tuple(TextRecord(prompt, answer, {}) for prompt, answer in pairs)
+    return TextRecords(records, "here", torch.arange(len(pairs)))
+
+
 @pytest.fixture
 def train():
     generator = torch.Generator().manual_seed(0)
@@ -89,10 +94,6 @@ def test_another_label_is_another_record(train):
 
 
 def test_a_text_that_is_divided_otherwise_into_prompt_and_answer_is_no_twin():
-    def texts(*pairs):
-        records = tuple(TextRecord(prompt, answer, {}) for prompt, answer in pairs)
-        return TextRecords(records, "somewhere", torch.arange(len(pairs)))
-
     train = texts(("ab", "c"), ("d", "e"))
     problem = forget_data(train, None, texts(("a", "bc")), allow_missing=True)
     assert (len(problem.retain), problem.not_found) == (2, 1)
@@ -126,8 +127,8 @@ def test_a_conversation_of_one_question_equals_its_prompt_and_answer(tmp_path):
     path = tmp_path / "all.jsonl"
     talks = [[TALK[0], TALK[2]], [TALK[0] | {"role": "system"}, TALK[2]]]
     path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
-    gone = TextRecords((TextRecord("Who?", "Done.", {}),), "here", torch.arange(1))
-    assert forget_data(read_text(str(path)), None, gone).retain.rows.tolist() == [1]
+    problem = forget_data(read_text(str(path)), None, texts(("Who?", "Done.")))
+    assert problem.retain.rows.tolist() == [1]
 
 
 def test_twins_in_either_set_do_not_hide_what_is_not_found(train):
@@ -146,7 +147,8 @@ def test_a_record_repeated_in_the_second_data_set_counts_as_often_as_it_is_train
     assert problem.forget_name.endswith("2 of them found in the training data; repeated in the file and left out: 1")  # fmt: skip
     twice = forget_data(train.select([5, 5, 6]), None, train.select([5, 5, 5]))
     assert (len(twice.retain), len(twice.forget)) == (1, 2), "as copies in the training data"
-    with pytest.raises(HamuError, match="1 of 2 records of here are not in here as they are"):
+    missing = "1 of 2 records of here are not in here as they are; .* give --allow_missing"
+    with pytest.raises(HamuError, match=missing):
         forget_data(train.select([0, 1]), None, train.select([1, 3, 3]))
 
 
@@ -164,18 +166,17 @@ def test_records_that_repeat_are_counted_with_each_set_read_once(train, monkeypa
 
 
 def test_texts_in_other_case_or_punctuation_are_near_copies():
-    def texts(*answers):
-        records = tuple(TextRecord("Who?", answer, {}) for answer in answers)
-        return TextRecords(records, "here", torch.arange(len(answers)))
+    def said(*answers):
+        return texts(*(("Who?", answer) for answer in answers))
 
-    data = texts("It is Ann.", "it is ANN", "It is Bob.", "It is Ann.")
-    problem = forget_rows(data, texts("it is bob", "It is Ann!", "It is Ben."), [0])
+    data = said("It is Ann.", "it is ANN", "It is Bob.", "It is Ann.")
+    problem = forget_rows(data, said("it is bob", "It is Ann!", "It is Ben."), [0])
     assert (problem.copies(), problem.near_copies()) == (1, (1, 2))
     assert forget_rows(data, None, [2]).near_copies() == (0, 0)
-    alone = forget_rows(texts("Ann.", "Bob."), texts("ann", "Ben"), [0])
+    alone = forget_rows(said("Ann.", "Bob."), said("ann", "Ben"), [0])
     assert alone.near_copies() == (0, 1), "in the test set alone"
     for one, other in (("3 < 5", "3 > 5"), ("कमला", "कमल"), ("\U0001f44d", "\U0001f44e")):
-        problem = forget_rows(texts(one, other, f"{one}."), None, [0])
+        problem = forget_rows(said(one, other, f"{one}."), None, [0])
         assert problem.near_copies() == (1, 0), f"{other} is other text"
 
 
@@ -184,19 +185,12 @@ def test_texts_in_other_case_or_punctuation_are_near_copies():
     [
         (lambda t: forget_class(t, None, "cow"), "class 'cow' .* in here; choose of cat, dog"),
         (lambda t: forget_class(t, None, 0, 1.5), r"rho is a share in \[0, 1\]; got 1.5"),
-        (
-            lambda t: forget_class(t.select([1, 2]), None, 0),
-            "class 0 does not exist in here; choose of dog, owl",
-        ),
+        (lambda t: forget_class(t.select([1, 2]), None, 0), "class 0 does .* choose of dog, owl"),
         (lambda t: forget_rows(t, None, []), "the forget set is empty"),
         (lambda t: forget_rows(t, None, [300]), "row 300 is not in here, which has rows 0 to 299"),
         (lambda t: forget_rows(t, None, [4, 4]), "row 4 is named twice"),
         (lambda t: forget_rows(t, None, list(range(300))), "nothing is left to retain"),
         (lambda t: forget_data(t, None, t), "nothing is left to retain"),
-        (
-            lambda t: forget_data(t.select([0, 1]), None, t.select([1, 3, 4])),
-            "2 of 3 records of here are not in here as they are; .* give --allow_missing",
-        ),
     ],
 )
 def test_a_wrong_choice_is_an_error_that_says_how_to_put_it_right(train, choose, message):
