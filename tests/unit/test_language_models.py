@@ -1,9 +1,11 @@
 """Language models and adapters: what is loaded, saved and merged, and what is refused."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -71,13 +73,6 @@ def saved(tmp_path, monkeypatch):
     save_model(adapted, Path("adapter"))
 
 
-def change_json(path, **values):
-    Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | values))
-
-
-CONFIG, ADAPTER = "base/config.json", "adapter/adapter_config.json"
-
-
 def test_a_model_with_experts_has_an_adapter_by_default():
     settings = SIZES | {"num_key_value_heads": 2, "num_local_experts": 2}
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings))
@@ -115,46 +110,29 @@ def test_a_model_is_saved_with_its_own_use_of_a_cache(used, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "file", "values", "message"),
+    ("source", "changed", "message"),
     [
-        ("base", CONFIG, {"intermediate_size": 48}, r"base has another shape of .*down_proj\.weig"),
-        (
-            "adapter",
-            ADAPTER,
-            {"r": 3},
-            "cannot be loaded: .*size mismatch for .*lora_A.*; if token",
-        ),
-        ("adapter", ADAPTER, {"base_model_name_or_path": "a/b"}, "base model 'a/b', which is not"),
-        (
-            "adapter",
-            ADAPTER,
-            {"peft_type": "PREFIX_TUNING"},
-            "is of type PREFIX_TUNING, which leav",
-        ),
-        ("adapter", None, {}, r"adapter lacks .*lora_A\S+; start from a whole copy"),
+        ("base", {"intermediate_size": 48}, r"base has another shape of .*down_proj\.weig"),
+        ("adapter", {"r": 3}, "cannot be loaded: .*size mismatch for .*lora_A.*; if token"),
+        ("adapter", {"base_model_name_or_path": "a/b"}, "base model 'a/b', which is not"),
+        ("adapter", {"peft_type": "PREFIX_TUNING"}, "is of type PREFIX_TUNING, which leav"),
+        ("adapter", None, r"adapter lacks .*lora_A\S+; start from a whole copy"),
+        *(("adapter", size, "adapter is damaged: .*; start from a whole") for size in (500, 0)),
     ],
 )
 @pytest.mark.usefixtures("saved")
-def test_what_cannot_be_loaded_is_named(source, file, values, message):
-    if file is None:
+def test_what_cannot_be_loaded_is_named(source, changed, message):
+    if changed is None:
         tensors = load_file(f"adapter/{WEIGHTS}")
         del tensors[min(tensors)]
         save_file(tensors, f"adapter/{WEIGHTS}", {"format": "pt"})
+    elif isinstance(changed, int):
+        os.truncate(f"adapter/{WEIGHTS}", changed)
     else:
-        change_json(file, **values)
+        path = Path(source, {"base": "config.json", "adapter": "adapter_config.json"}[source])
+        path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises(HamuError, match=message):
         load_language_model(source)
-
-
-@pytest.mark.usefixtures("saved")
-def test_an_adapter_that_was_cut_off_is_no_matter_of_tokens():
-    weights = Path(f"adapter/{WEIGHTS}")
-    for size in (500, 0):
-        weights.write_bytes(weights.read_bytes()[:size])
-        with pytest.raises(
-            HamuError, match=r"the adapter adapter is damaged: .*; start from a whole"
-        ):
-            load_language_model("adapter")
 
 
 @pytest.mark.usefixtures("saved")
@@ -175,25 +153,17 @@ def test_an_adapter_of_a_base_of_the_hub_names_it_as_the_hub_does(saved, monkeyp
 
 
 def test_the_tokenizer_of_an_adapter_lies_beside_it_or_beside_its_base(monkeypatch, tokenizer):
-    has, asked = {"owner/base"}, []
-
-    class Loader:
-        @staticmethod
-        def from_pretrained(name, **settings):
-            asked.append(name)
-            if name not in has:
-                raise OSError("no tokenizer.json here")
-            return tokenizer
-
-    base = {"base_model_name_or_path": "owner/base"}
+    base, known = {"base_model_name_or_path": "owner/base"}, {"owner/base": tokenizer}
+    load = Mock(side_effect=lambda name, **settings: known[name])
     monkeypatch.setattr("hamu.models.language.saved_adapter", lambda source: base)
-    monkeypatch.setattr("hamu.models.language.AutoTokenizer", Loader)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", load)
     assert load_tokenizer("hub:owner/adapter") is tokenizer
-    has.add("owner/adapter")
+    known["owner/adapter"] = tokenizer
     assert load_tokenizer("hub:owner/adapter") is tokenizer
+    asked = [call.args[0] for call in load.call_args_list]
     assert asked == ["owner/adapter", "owner/base", "owner/adapter"]
-    has.clear()
-    with pytest.raises(HamuError, match=r"of hub:owner/base cannot be loaded: no tokenizer\.json"):
+    known.clear()
+    with pytest.raises(HamuError, match=r"of hub:owner/base cannot be loaded: .*; --tokenizer ta"):
         load_tokenizer("hub:owner/adapter")
 
 
@@ -394,9 +364,7 @@ def test_an_adapter_on_a_base_in_4_bits_is_merged_exactly_and_silently(kind, is_
 def test_what_would_not_load_again_is_not_merged():
     model = lora(llama())
     model.get_base_model().model.norm.weight = torch.nn.Parameter(torch.ones(17))
-    with pytest.raises(
-        HamuError, match=r"merged into .*model\.norm\.weight \(1[67],\) does not fit"
-    ):
+    with pytest.raises(HamuError, match=r"merged into .*model\.norm\.weight \(1[67],\) does not"):
         merged(model)
 
 
@@ -420,16 +388,13 @@ def test_a_base_in_4_bits_takes_an_eighth_of_the_memory_and_needs_its_library(
         load_language_model("base", adapter=adapter, dtype="4bit")
 
 
-@pytest.mark.parametrize(("has_it", "adapter", "dtype"), [
-    (True, True, "bfloat16"),
-    (True, False, "float32"),
-    (False, True, "float32"),
-])  # fmt: skip
+@pytest.mark.parametrize("has_it", [True, False])
 def test_a_base_is_loaded_in_bfloat16_where_a_gpu_has_it_and_does_not_emulate_it(
-    monkeypatch, has_it, adapter, dtype
+    monkeypatch, has_it
 ):
     def is_supported(including_emulation=True):
         return has_it or including_emulation
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-    assert default_dtype(has_adapter=adapter) == dtype
+    assert default_dtype(has_adapter=True) == ("bfloat16" if has_it else "float32")
+    assert default_dtype(has_adapter=False) == "float32"
