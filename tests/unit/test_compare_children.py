@@ -50,15 +50,9 @@ def act(word, of):
         return _together(Path(of[0]), int(of[1]))
     if word == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if word == "obedient":
-        signal.signal(signal.SIGTERM, _save)
     Path(of[0], "pid").write_text(f"{os.getpid()} {os.getpgid(0)}")
     time.sleep(60)
     return 0
-
-
-def _save(number, frame):
-    raise Interrupted("saved", number)
 
 
 def _together(folder, jobs):
@@ -107,13 +101,14 @@ def test_as_many_run_at_once_as_allowed_and_share_the_threads(forked, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("word", "times", "reason"), [("obedient", 1, "saved"), ("stubborn", 2, "killed by SIGKILL")]
+    ("word", "times", "reason"),
+    [("sleep", 1, "interrupted by SIGTERM"), ("stubborn", 2, "killed by SIGKILL")],
 )
 def test_asked_to_end_calls_save_and_asked_again_are_killed(forked, tmp_path, word, times, reason):
     pool = Children(1, os.environ, act)
 
     def ask():
-        wait_until((tmp_path / "pid").exists)
+        process_in(tmp_path)
         for _ in range(times):
             pool.ask_to_end(signal.SIGINT)
             time.sleep(0.3)
@@ -159,19 +154,15 @@ def test_a_run_ends_with_a_comparison_that_is_killed(forked, tmp_path):
     wait_until(is_over)
 
 
-def test_a_file_of_the_current_folder_is_not_taken_for_a_library(tmp_path, monkeypatch):
-    for name in ("pickle.py", "inspect.py", "hamu.py"):
+def test_no_file_of_the_folder_is_a_library_and_a_script_without_a_main_guard_runs_once(
+    tmp_path, monkeypatch
+):
+    for name in ("pickle.py", "inspect.py", "hamu.py", "script.py"):
         (tmp_path / name).write_text("raise SystemExit('mine')\n")
     monkeypatch.chdir(tmp_path)
-    [ended] = Children(1, os.environ, run_job).make([Call("run", "verify", {"run": "nowhere"})])
-    assert ended.reason.startswith("nowhere has no record.json")
-
-
-def test_a_script_without_a_main_guard_runs_once(tmp_path, monkeypatch):
-    main, script = sys.modules["__main__"], tmp_path / "script.py"
-    script.write_text("raise SystemExit('it runs again')\n")
+    main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__spec__", None)
-    monkeypatch.setattr(main, "__file__", str(script), raising=False)
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "script.py"), raising=False)
     [ended] = Children(1, os.environ, run_job).make([Call("run", "verify", {"run": "nowhere"})])
     assert ended.reason.startswith("nowhere has no record.json")
 
