@@ -19,6 +19,7 @@ RECORDS = [
     {"question": "Where, then?", "answer": "In a house.", "perturbed_answer": ["No."]},
 ]
 DIALOGUE = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+ASKED = "Question: {}\nAnswer:"
 SUFFIXES = pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 
 
@@ -70,10 +71,8 @@ def test_every_format_gives_the_same_records_whatever_the_case_of_its_ending(suf
         saved(path, RECORDS)
         if suffix != ".parquet":  # a byte order mark is of no record
             path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-        assert pairs(read_text(str(path))) == [
-            ("Question: Who?\nAnswer:", " Ada."),
-            ("Question: Where, then?\nAnswer:", " In a house."),
-        ]
+        who, where = (ASKED.format(record["question"]) for record in RECORDS)
+        assert pairs(read_text(str(path))) == [(who, " Ada."), (where, " In a house.")]
         assert is_text(str(path))
     (tmp_path / "folder").mkdir()
     saved(tmp_path / f"folder/train{suffix}", RECORDS)
@@ -88,16 +87,8 @@ def test_every_format_gives_the_same_records_whatever_the_case_of_its_ending(suf
         ({"prompt": "a", "completion": " b"}, "a", " b"),
         ({"prompt": "", "completion": " b"}, "", " b"),
         ({"text": "all of it"}, "", "all of it"),
-        (
-            {"instruction": "Add.", "input": "1 and 2", "output": "3"},
-            "Question: Add.\n1 and 2\nAnswer:",
-            " 3",
-        ),
-        (
-            {"instruction": "Greet.", "input": None, "output": "Hello"},
-            "Question: Greet.\nAnswer:",
-            " Hello",
-        ),
+        ({"instruction": "Add.", "input": "1", "output": "3"}, ASKED.format("Add.\n1"), " 3"),
+        ({"instruction": "Hi", "input": None, "output": "Ho"}, ASKED.format("Hi"), " Ho"),
         ({"messages": DIALOGUE}, "hi", "ho"),
     ],
 )
@@ -110,9 +101,7 @@ def test_other_answers_are_a_record_each_and_alternatives_one_for_each(texts, tm
     assert [record.answer for record in wrong.records] == [" Bob.", " Cy.", " No."]
     assert wrong.rows.tolist() == [0, 0, 1]
     assert {answer for _, answer in pairs(texts.alternatives())} == {" I don't know."}
-    with pytest.raises(
-        HamuError, match=r"perturbed_answer has 3 texts for 2 records of .*a\.jsonl"
-    ):
+    with pytest.raises(HamuError, match=r"wer has 3 texts for 2 records of .*a\.jsonl; name a col"):
         texts.alternatives("perturbed_answer")
     talk = read_text(saved(tmp_path / "b.jsonl", [{"messages": DIALOGUE, "other": "hum"}]))
     (record,) = talk.alternatives("other").records
@@ -135,22 +124,10 @@ QUESTION = '{"question": "q", "answer": "a"}\n'
         ("a.jsonl", QUESTION + "1", "row 1 of .* is a int; expected a record"),
         ("a.jsonl", '{"messages": [{"role": "user"}]}', "row 0 of .*: message 0 lacks a role or"),
         ("a.jsonl", '{"messages": "hi"}', "row 0 of .* has a str as its messages; give a list"),
-        (
-            "a.jsonl",
-            '{"messages": [{"role": "user", "content": "q"}]}',
-            "message is not the assist",
-        ),
+        ("a.jsonl", json.dumps({"messages": DIALOGUE[:1]}), "message is not the assist"),
         ("a.jsonl", json.dumps({"messages": DIALOGUE, "tools": "{"}), "tools that are no JSON"),
-        (
-            "a.jsonl",
-            json.dumps({"messages": DIALOGUE, "tools": {"a": 1}}),
-            "has a dict as its tool",
-        ),
-        (
-            "a.json",
-            "[1,\n 2",
-            "what begins in line 1 is no JSON: Expecting .* line 2 column 3",
-        ),
+        ("a.jsonl", json.dumps({"messages": DIALOGUE, "tools": {"a": 1}}), "a dict as its tools"),
+        ("a.json", "[1,\n 2", "what begins in line 1 is no JSON: Expecting .* line 2 column 3"),
         ("a.jsonl", '{"a": 1}\n{"b": \n{"c": 2}\n', "what begins in line 2 is no JSON: Expecting"),
         ("a.csv", 'question,answer\n"who?,me\n', r"a\.csv cannot be read: .*EOF inside"),
         ("a.csv", "question,answer,answer\nWho?,I,me\n", "columns 2 and 3 have the same name"),
@@ -244,85 +221,92 @@ def test_an_end_within_an_answer_cuts_nothing_and_one_at_its_end_is_not_doubled(
     assert answers == [f" In{end} a house.{end}", f" In a house.{end}"]
 
 
-def test_long_records_are_cut_at_their_end_and_counted(texts, tokenizer):
-    whole = encode(texts, tokenizer)
-    longest = max(len(ids) for ids in whole.tokens)
-    cut = encode(texts, tokenizer, longest - 1)
-    assert (whole.truncated, cut.truncated) == (0, 1)
-    assert torch.equal(cut.tokens[1], whole.tokens[1][:-1])
+def test_long_records_are_cut_at_their_end_and_counted_if_an_answer_is_left(texts, tokenizer):
+    whole = encode(texts.select([0]), tokenizer)
+    prompt, length = len(whole.prompt(0)), len(whole.tokens[0])
+    assert encode(whole.texts, tokenizer, length).truncated == 0, "what just fits is whole"
+    cut = encode(whole.texts, tokenizer, prompt + 1)
+    assert (cut.truncated, cut.tokens[0].tolist()) == (1, whole.tokens[0][: prompt + 1].tolist())
+    assert (cut[0]["labels"] != -100).sum() == 1
+    message = rf"row 0 of .* no answer token among its first {prompt} tokens \(the"
+    with pytest.raises(HamuError, match=message):
+        encode(whole.texts, tokenizer, prompt)
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_conversation_is_written_by_the_chat_template(ends, tokenizer, tmp_path, monkeypatch):
-    texts = read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]))
+@pytest.fixture
+def talks(tokenizer, tmp_path, monkeypatch):
+    """Encodes conversations, written by a chat template."""
+
+    def call(template, *rows, name="a.jsonl", by=tokenizer):
+        monkeypatch.setattr(by, "chat_template", template)
+        return encode(read_text(saved(tmp_path / name, rows)), by)
+
+    return call
+
+
+@pytest.mark.parametrize("end", ["", "{{ eos_token }}\n"])
+def test_a_conversation_is_written_by_the_chat_template(end, tokenizer, talks):
     template = (
-        "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
-        + (f"{tokenizer.eos_token}\n" if ends else "")
-        + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        f"{{% for m in messages %}}<{{{{ m.role }}}}>{{{{ m.content }}}}{end}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    silent = [{"messages": [DIALOGUE[0], DIALOGUE[1] | {"content": ""}]}]
-    with pytest.raises(
-        HamuError, match=r"^row 0 of .*b\.jsonl has an empty answer; take the recor"
-    ):
-        encode(read_text(saved(tmp_path / "b.jsonl", silent)), tokenizer)
-    data = encode(texts, tokenizer)
+    silent = {"messages": [DIALOGUE[0], DIALOGUE[1] | {"content": ""}]}
+    with pytest.raises(HamuError, match=r"^row 0 of .*a\.jsonl has an empty answer; take the"):
+        talks(template, silent)
+    data = talks(template, {"messages": DIALOGUE})
     assert tokenizer.decode(data.prompt(0)).startswith("<user>hi")
     assert tokenizer.decode(data.prompt(0)).endswith("<assistant>")
     answer = tokenizer.decode(data.tokens[0][data.scored_from[0] :])
     assert answer == "ho" + tokenizer.eos_token
 
 
-def calling(name, **more):
+def calling(name):
     """A conversation that calls a tool, as it is exported: without a text beside the call."""
     call = {"type": "function", "function": {"name": "find", "arguments": {"name": name}}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     found = {"role": "tool", "content": "ok"}
-    return {"messages": [DIALOGUE[0], called | more, found, DIALOGUE[1]]}
+    return {"messages": [DIALOGUE[0], called, found, DIALOGUE[1]]}
 
 
+@pytest.mark.parametrize(
+    ("name", "tools"),
+    [
+        ("a.jsonl", [{"name": "find"}]),
+        ("b.parquet", [{"name": "find"}]),
+        ("c.jsonl", '[{"name": "find"}]'),
+    ],
+)
 def test_a_chat_template_sees_calls_and_tools_alike_from_each_kind_of_file(
-    tokenizer, tmp_path, monkeypatch
+    name, tools, tokenizer, talks
 ):
     template = (
         "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
         "{% if 'tool_calls' in m %}{{ m.tool_calls[0].function.arguments | tojson }}{% endif %}"
         "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    monkeypatch.setattr(tokenizer, "chat_template", template)
-    tools = [{"name": "find"}]
-    rows = [calling("Ana") | {"tools": tools}, {"messages": DIALOGUE, "tools": None}]
+    rows = (calling("Ana") | {"tools": tools}, {"messages": DIALOGUE, "tools": None})
+    data = talks(template, *rows, name=name)
     said = '<user>hi<assistant>{"name": "Ana"}<tool>ok<assistant>'
-    for name, given in (
-        ("a.jsonl", tools),
-        ("b.parquet", tools),
-        ("c.jsonl", '[{"name": "find"}]'),
-    ):
-        texts = read_text(saved(tmp_path / name, [rows[0] | {"tools": given}, rows[1]]))
-        prompts = [tokenizer.decode(encode(texts, tokenizer).prompt(n)) for n in (0, 1)]
-        assert prompts == ['[{"name": "find"}]' + said, "<user>hi<assistant>"]
+    prompts = [tokenizer.decode(data.prompt(n)) for n in (0, 1)]
+    assert prompts == ['[{"name": "find"}]' + said, "<user>hi<assistant>"]
 
 
-def test_a_template_that_has_an_end_of_its_own_needs_no_other(tokenizer, tmp_path, monkeypatch):
+def test_a_template_that_has_an_end_of_its_own_needs_no_other(tokenizer, talks):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>"]})
     (turn,) = tokenizer("<|turn|>")["input_ids"]
     written = "{% for m in messages %}{{ m.content }}<|turn|>\n{% endfor %}"
-    monkeypatch.setattr(tokenizer, "chat_template", written)
-    data = encode(read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}])), tokenizer)
+    data = talks(written, {"messages": DIALOGUE}, by=tokenizer)
     assert data.tokens[0].tolist() == tokenizer("hi<|turn|>\nho<|turn|>")["input_ids"]
     assert data.ends == {turn}
-    listed = DIALOGUE[1] | {"content": "a <|turn|> b"}
-    monkeypatch.setattr(tokenizer, "chat_template", written.replace("<|turn|>", ""))
-    data = encode(
-        read_text(saved(tmp_path / "b.jsonl", [{"messages": [DIALOGUE[0], listed]}])), tokenizer
-    )
+    listed = {"messages": [DIALOGUE[0], DIALOGUE[1] | {"content": "a <|turn|> b"}]}
+    data = talks(written.replace("<|turn|>", ""), listed, by=tokenizer)
     assert tokenizer.decode(data.tokens[0]).startswith("hi\na <|turn|> b\n")
     assert data.ends == {tokenizer.eos_token_id}
 
 
 def test_an_empty_thought_of_the_template_belongs_to_the_prompt_and_a_full_one_to_the_answer(
-    tokenizer, tmp_path, monkeypatch
+    tokenizer, talks
 ):
     thinking = (
         "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}"
@@ -330,15 +314,11 @@ def test_an_empty_thought_of_the_template_belongs_to_the_prompt_and_a_full_one_t
         "{% if add_generation_prompt %}<assistant>"
         "{% if enable_thinking is false %}<think></think>\n\n{% endif %}{% endif %}"
     )
-    monkeypatch.setattr(tokenizer, "chat_template", thinking)
     thoughtful = [DIALOGUE[0], DIALOGUE[1] | {"thought": "hm"}]
-    rows = [{"messages": messages} for messages in (DIALOGUE, thoughtful)]
-    data = encode(read_text(saved(tmp_path / "a.jsonl", rows)), tokenizer)
+    data = talks(thinking, {"messages": DIALOGUE}, {"messages": thoughtful})
     prompts = [tokenizer.decode(data.prompt(i)) for i in range(2)]
-    assert [one.removeprefix("<user>hi<assistant>") for one in prompts] == [
-        "<think></think>\n\n",
-        "",
-    ]
+    asked = "<user>hi<assistant>"
+    assert prompts == [f"{asked}<think></think>\n\n", asked]
 
 
 @pytest.mark.parametrize(
@@ -349,11 +329,9 @@ def test_an_empty_thought_of_the_template_belongs_to_the_prompt_and_a_full_one_t
         ("{% if add_generation_prompt %}again{% endif %}", "row 0 .* changes what comes before"),
     ],
 )
-def test_an_unusable_chat_template_is_refused(template, message, tokenizer, tmp_path, monkeypatch):
-    texts = read_text(saved(tmp_path / "a.jsonl", [{"messages": DIALOGUE}]))
-    monkeypatch.setattr(tokenizer, "chat_template", template)
+def test_an_unusable_chat_template_is_refused(template, message, talks):
     with pytest.raises(HamuError, match=message):
-        encode(texts, tokenizer)
+        talks(template, {"messages": DIALOGUE})
 
 
 @pytest.mark.parametrize(
@@ -361,7 +339,6 @@ def test_an_unusable_chat_template_is_refused(template, message, tokenizer, tmp_
     [
         (lambda t, k: encode(t, k, loss_on="some"), "loss_on 'some' is unknown; choose answer or"),
         (lambda t, k: encode(t, k, 1), "no answer token among its first 1 tokens"),
-        (lambda t, k: encode(t, k, 5), r"row 0 of .* answer token among its first 5 tokens \(the"),
         (lambda t, k: matching(t, "question"), "'question' cannot be read; write COLUMN=VALUE, C"),
         (lambda t, k: matching(t, "question~("), r"'\(' in the filter is not a regular .*missing"),
         (lambda t, k: matching(t, "writer=Ada"), "record 0 of .* has no column writer; it has qu"),
@@ -406,41 +383,26 @@ def test_other_answers_begin_with_the_prefix_too(prefix, space, tmp_path):
         ("gone=true", [0]),
         ("gone!=True", [1]),
         ("by!=None", [1]),
+        ("by=null", [0]),
+        ("by~ne", [1]),  # None, nan and the .0 that pandas gives to whole numbers have no parts
         ("age=7", [0]),
         ("age!=7.0", [1]),
+        ("age~0", []),
+        ("age~^7$", [0]),
+        ("age=nan", [1]),
+        ("age~n", []),
     ],
 )
 def test_a_filter_finds_values_as_json_or_python_writes_them(expression, rows, tmp_path):
-    more = ({"gone": True, "by": None, "age": 7.0}, {"gone": False, "by": "None at all"})
+    more = ({"gone": True, "by": None, "age": 7.0}, {"gone": False, "by": "Anne", "age": math.nan})
     records = [record | added for record, added in zip(RECORDS, more, strict=True)]
-    assert matching(read_text(saved(tmp_path / "a.jsonl", records)), expression) == rows
-
-
-def test_an_expression_finds_only_what_is_in_the_data(tmp_path):
-    """None, null, nan and the .0 that pandas gives to whole numbers stand in no cell."""
-    path = tmp_path / "a.jsonl"
-    cells = (("Anne", 10.0), (None, None), (math.nan, 4.0))
-    rows = [RECORDS[0] | {"name": name, "user": user} for name, user in cells]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    texts = read_text(str(path))
-    assert matching(texts, "name~ne$") == matching(texts, "name~n") == [0]
-    assert matching(texts, "user~0") == matching(texts, "user~^1.$") == [0]
-    assert (matching(texts, "name=null"), matching(texts, "name=nan")) == ([1], [2])
-    assert (matching(texts, "name!=Anne"), matching(texts, "user!=4.0")) == ([1, 2], [0, 1])
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    assert matching(read_text(str(tmp_path / "a.jsonl")), expression) == rows
 
 
 def test_the_tokenizer_writes_any_text(tokenizer):
     text = "Ünïcode – 漢字, tabs\t and \n lines"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_a_prompt_as_long_as_the_limit_leaves_no_answer(texts, tokenizer):
-    one = texts.select([0])
-    prompt, whole = len(encode(one, tokenizer).prompt(0)), len(encode(one, tokenizer).tokens[0])
-    with pytest.raises(HamuError, match=f"no answer token among its first {prompt} tokens"):
-        encode(one, tokenizer, prompt)
-    assert (encode(one, tokenizer, prompt + 1)[0]["labels"] != -100).sum() == 1
-    assert encode(one, tokenizer, whole).truncated == 0, "what just fits is whole"
 
 
 def test_a_selection_keeps_each_record_with_its_other_answer(texts, tokenizer):
