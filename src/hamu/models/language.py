@@ -33,13 +33,13 @@ from hamu.models.storage import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     CONFIG,
+    NO_SAFETENSORS,
     SAVES_EMBEDDINGS,
     USED_CACHE,
     check_is_saved,
     check_undamaged,
     from_pretrained,
     is_adapter,
-    no_safetensors,
     open_tensors,
     refuse_encoder,
 )
@@ -210,7 +210,7 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
     where = place_of(source)
     # PEFT looks for what is not there on the hub, and then for pickles: neither is to happen
     if not is_of_hub(source) and not (Path(where) / ADAPTER_WEIGHTS).is_file():
-        raise no_safetensors(f"the adapter {source}")
+        raise HamuError(f"the adapter {source} {NO_SAFETENSORS}")
     settings = saved_adapter(source) or {}
     if settings.get("peft_type") in _OF_PROMPTS:
         raise HamuError(

@@ -26,6 +26,10 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 CONFIGS = (CONFIG, ADAPTER_CONFIG)  # a saved model has one of them
 # of a model: True if its adapter's file had them; and its own setting, off while it is here
 SAVES_EMBEDDINGS, USED_CACHE = "_hamu_saves_embeddings", "_hamu_used_cache"
+NO_SAFETENSORS = (
+    "has no weights in safetensors, and no other file is read, for a pickle can run code; save it "
+    "again with save_pretrained"
+)
 _COMPUTED = re.compile(  # tensors of older versions that are no weights: masks, positions, angles
     r"(^|\.)((attn|attn\.attention)\.(masked_)?bias|causal_mask|position_ids|inv_freq"
     r"|(cos|sin)_cached|embed_positions\.weights)$"
@@ -48,14 +52,6 @@ def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
         )
 
 
-def no_safetensors(model: str) -> HamuError:
-    """Return the error for a model, or an adapter, whose weights are not in safetensors."""
-    return HamuError(
-        f"{model} has no weights in safetensors, and no other file is read, for a pickle can run "
-        f"code; save it again with save_pretrained"
-    )
-
-
 def from_pretrained(
     kind: Any,
     source: str,
@@ -74,7 +70,7 @@ def from_pretrained(
     settings = {"local_files_only": is_local, "trust_remote_code": trust_remote_code}
     with reading(f"the model {source} cannot be loaded"):
         if is_local and not weight_files(Path(source)):
-            raise no_safetensors(f"the model {source}")
+            raise HamuError(f"the model {source} {NO_SAFETENSORS}")
         config = _config(where, source, settings)
         attention = str(getattr(config, "_attn_implementation", None))
         if "/" in attention:  # kernels that transformers would fetch without being asked
