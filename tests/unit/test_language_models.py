@@ -37,18 +37,13 @@ IDS = torch.arange(40, 60)[None]
 
 
 @pytest.fixture(scope="module")
-def texts():
-    return read_text("miniature").select(range(3))
+def tokenizer():
+    return new_tokenizer((record.prompt for record in read_text("miniature").records[:3]), 300)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(texts):
-    return new_tokenizer((record.prompt for record in texts.records), 300)
-
-
-@pytest.fixture(scope="module")
-def data(texts, tokenizer):
-    return encode(texts, tokenizer)
+def data(tokenizer):
+    return encode(read_text("miniature").select(range(3)), tokenizer)
 
 
 def llama(**settings):
