@@ -129,8 +129,5 @@ def test_damaged_checkpoints_stay_where_no_whole_one_is_left(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     write(checkpoints, 1)
     (tmp_path / "checkpoint-1/weights").write_bytes(b"damaged")
-    with pytest.raises(HamuError, match=f"no whole checkpoint in {tmp_path}"):
-        checkpoints.newest(required=True)
-    assert names(tmp_path) == ["checkpoint-1"]
     assert checkpoints.newest() is None, "the run starts anew"
-    assert names(tmp_path) == []
+    assert names(tmp_path) == ["checkpoint-1"]

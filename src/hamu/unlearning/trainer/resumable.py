@@ -159,12 +159,8 @@ class Checkpoints:
         for path in removable[: max(0, len(found) - most)]:
             remove_whole(path)
 
-    def newest(self, *, required: bool = False) -> Path | None:
-        """Newest whole checkpoint, None if there is none; damaged ones above it are removed.
-
-        Raises:
-            HamuError: if one is required and there is none; the damaged ones stay.
-        """
+    def newest(self) -> Path | None:
+        """Newest whole checkpoint; damaged ones above it are removed. None if none is whole."""
 
         def find() -> Path | None:
             damaged, whole = dict[Path, str](), None
@@ -174,25 +170,17 @@ class Checkpoints:
                     whole = path
                     break
                 damaged[path] = damage
-            removable = {path for _, path in self._found(ours=True)} & damaged.keys()
-            if required and whole is None:
-                removable.clear()
+            ours = [path for _, path in self._found(ours=True)] if whole else []
             for path, damage in damaged.items():
-                fate = "removed" if path in removable else "skipped"
+                fate = "removed" if path in ours else "skipped"
                 _logger.warning("%s is damaged: %s; it is %s", path, damage, fate)
-            if required and whole is None:
-                raise HamuError(
-                    f"there is no whole checkpoint in {self._folder}; start the run anew"
-                )
+                if path in ours:
+                    remove_whole(path)
             if damaged and whole is None:
-                _logger.warning("no checkpoint is whole: the run begins anew")
-            for path in removable:
-                remove_whole(path)
+                _logger.warning("no checkpoint is whole")
             return whole
 
-        found = from_main(find)
-        self._has_one = found is not None
-        return found
+        return from_main(find)
 
     def warn_of_earlier(self) -> None:
         """Warn where a run begins beside the checkpoints of another."""
@@ -281,7 +269,12 @@ class ResumableTrainer(Trainer):
         """
         checkpoint: Any = resume_from_checkpoint
         if checkpoint is True or checkpoint == "newest":
-            checkpoint = self.checkpoints.newest(required=checkpoint is True)
+            newest = self.checkpoints.newest()
+            if newest is None and checkpoint is True:
+                raise HamuError(
+                    f"there is no whole checkpoint in {self.args.output_dir}; start the run anew"
+                )
+            checkpoint = newest
         elif checkpoint and not Path(checkpoint).is_dir():
             raise HamuError(f"there is no checkpoint {checkpoint}; check the path")
         elif checkpoint and (inside := Checkpoints(checkpoint)._found()):
