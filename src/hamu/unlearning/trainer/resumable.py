@@ -107,7 +107,6 @@ class Checkpoints:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self.staged = self._folder / STAGED  # transformers writes into it
-        self._has_one = False  # of the run under way
 
     def path(self, step: int) -> Path:
         """Place of the checkpoint of a step."""
@@ -120,9 +119,7 @@ class Checkpoints:
         It is whole when the run may `begin`, for which an earlier run gives way.
         """
         failure = f"the checkpoint of step {step} cannot be written into {self._folder}"
-        remedy = "and give the same command again"
-        if self._has_one:
-            remedy = "and go on from the one before with --resume"
+        remedy = "and give the same command again, or go on from a checkpoint with --resume"
         with finding_room(failure, remedy):
             from_main(self._remove_left)
             try:
@@ -140,7 +137,6 @@ class Checkpoints:
                     shutil.rmtree(self.staged, ignore_errors=True)
         if not is_main():
             begin()
-        self._has_one = True
         barrier()
 
     def _remove_left(self) -> None:
