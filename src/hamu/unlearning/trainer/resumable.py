@@ -76,21 +76,10 @@ _CLASSES: list[Any] = [Predictions, TokenPredictions, StopReason]  # in a run's 
 # transformers promises nothing of them: where one is missing the import fails, instead of a run
 # that takes other steps than it should.
 OVERRIDDEN = (
-    "_clip_grad_norm",  # each side is clipped on its own
-    "_determine_best_metric",  # the best state must be one that is saved
-    "_evaluate",  # a resumed run does not evaluate its start again
-    "_get_grad_norm",  # from the Gram
-    "_get_num_items_in_batch",  # a count for each side
-    "_get_output_dir",  # checkpoints are staged
-    "_get_train_sampler",  # the paired data shuffle
-    "_init_training_state",  # the best checkpoint of a folder that was moved
-    "_load_best_model",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",  # sharded optimizer states
-    "_load_rng_state",
-    "_maybe_log_save_evaluate",  # a checkpoint is the last thing that a step does
-    "_run_epoch",  # not after the end of a run
-    "_save_checkpoint",  # whole or not there
+    *("_clip_grad_norm", "_determine_best_metric", "_evaluate", "_get_grad_norm"),
+    *("_get_num_items_in_batch", "_get_output_dir", "_get_train_sampler", "_init_training_state"),
+    *("_load_best_model", "_load_from_checkpoint", "_load_optimizer_and_scheduler"),
+    *("_load_rng_state", "_maybe_log_save_evaluate", "_run_epoch", "_save_checkpoint"),
     "_save_optimizer_and_scheduler",
 )
 _missing = [name for name in OVERRIDDEN if not hasattr(Trainer, name)]
