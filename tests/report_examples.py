@@ -37,7 +37,7 @@ def evaluation(steps, names=("a", "b")):
         "trajectory": trajectory, "goal": None,
         "steps_taken": steps - 1, "steps_in_model": steps - 1, "steps_skipped": 1,
         "ended": f"the criterion is met {NASTY}", "ended_kind": "criterion",
-        "promise": {"checked": steps, "judged": steps, "kept": 0.5, "median_ratio": ratio},
+        "promise": {"checked": steps, "undone": 0, "judged": steps, "clamped": 0, "kept": 0.5, "median_ratio": ratio},
     }  # fmt: skip
     inference = {"accuracy": 0.6, "auc": 0.55, "samples": 9}
     means = {"before": (0.1, 1.0, 1.0), "after": (0.1 + 1.0, 1 - 1 / 9, 1.0)}

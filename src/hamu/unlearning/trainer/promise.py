@@ -148,22 +148,15 @@ class PromiseRecord:
 
 def kept_in_words(summary: dict[str, Any]) -> str:
     """Begin a sentence with the share of checked steps that realised their demand."""
-    checked, judged, kept = summary["checked"], summary["judged"], summary["kept"]
-    steps = f"of {counted(checked, 'checked steps')}"
-    if undone := summary.get("undone", 0):  # older records lack it
-        checked -= undone
-        steps += f" {undone:,} {'was' if undone == 1 else 'were'} undone"
-        if not checked:
-            return steps
-        steps += f"; of the other {checked:,},"
-    if kept is None:
-        return f"{steps} none had a demand above rounding"
-    realised = f"{percent(kept)} realised at least {KEPT:.0%} of"
-    clamped = summary.get("clamped", 0)
+    steps = f"of {counted(summary['checked'], 'checked steps')}"
+    if summary["undone"]:
+        steps += f" ({summary['undone']:,} undone)"
+    if summary["kept"] is None:
+        return f"{steps} none that stayed had a demand above rounding"
+    clamped = summary["clamped"]
     cut = f" ({counted(clamped, 'times')} cut to what is possible)" if clamped else ""
-    if judged == checked:
-        return f"{steps} {realised} what was demanded{cut}"
-    return f"{steps} {judged:,} had a demand above rounding, of which {realised} it{cut}"
+    kept = f"{percent(summary['kept'])} realised at least {KEPT:.0%} of it{cut}"
+    return f"{steps} {summary['judged']:,} had a demand above rounding, of which {kept}"
 
 
 def next_scale(scale: float, trust: float, most: float) -> float:
