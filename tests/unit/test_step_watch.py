@@ -46,10 +46,10 @@ class Watched:
         self.pair = PairedGradients(model, method, max_grad_norm=max_grad_norm)
         args = UnlearnConfig(output_dir="unused", check_steps=1, **settings)
         self.undone = 0
-        self.watch = StepWatch(self.pair, args, model, on_undone=self.count)
+        self.watch = StepWatch(self.pair, args, model, ("retain", "forget"), self.count)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 
-    def count(self):
+    def count(self, is_least):
         self.undone += 1
 
     def step(self):

@@ -291,15 +291,15 @@ class CheckSchedule:
 
 
 class StepWatch(TrainerCallback):
-    """Watch the steps of a run; calls `on_undone` after the trust region has undone one."""
+    """Watch a run; `on_undone` takes a step that was undone, True if no smaller one is left."""
 
     def __init__(
         self,
         pair: PairedGradients,
         args: UnlearnConfig,
         model: nn.Module,
-        sides: Sequence[str] = SIDES,
-        on_undone: Callable[[], object] = lambda: None,
+        sides: Sequence[str],
+        on_undone: Callable[[bool], object],
     ) -> None:
         self._pair, self._args, self._sides, self._on_undone = pair, args, sides, on_undone
         self._model, self._device = model, pair.parameters[0].device
@@ -342,11 +342,6 @@ class StepWatch(TrainerCallback):
     def is_taken(self) -> bool:
         """True if the step at hand moves the weights."""
         return self.step is not None and self.step.decision == "step"
-
-    @property
-    def is_exhausted(self) -> bool:
-        """True if the trust region's steps are as small as they may be."""
-        return self.scale is not None and self.scale <= LEAST_SCALE
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
@@ -393,7 +388,7 @@ class StepWatch(TrainerCallback):
         self.passes.clear()
         if is_undone:
             self.step = replace(self.step, decision="skip", reason="it did not do what it promised")
-            self._on_undone()
+            self._on_undone(self.scale is not None and self.scale <= LEAST_SCALE)
 
     def _timed(self) -> AbstractContextManager[None]:
         return self.schedule.timed() if self.passes else nullcontext()

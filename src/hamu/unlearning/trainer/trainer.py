@@ -421,11 +421,11 @@ class UnlearnTrainer(ResumableTrainer):
             text = f"{self.skips_in_a_row} steps in a row could not be taken: {step.reason}"
             self.end_run(StopReason("skips", text + _REMEDIES.get(step.cause, "")))
 
-    def _undone(self) -> None:
+    def _undone(self, is_least: bool) -> None:
         self.steps_taken -= 1
         self.steps_skipped += 1
         self.skip_reason = self.watch.step.reason  # type: ignore[union-attr]  # the step undone
-        if self.watch.is_exhausted:
+        if is_least:
             text = "no step is small enough to realise anything of its promise"
             self.end_run(StopReason("no small step", text))
 
