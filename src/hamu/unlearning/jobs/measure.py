@@ -85,7 +85,7 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
     task = choose_task(settings, console or silent())
     how: dict[str, Any] = {
         "learning_rate": args.learning_rate,
-        "max_grad_norm": args.clip_norm,
+        "max_grad_norm": args.max_grad_norm or None,
         "batch_size": args.per_device_train_batch_size,
         "most_batches": asked.assess_batches,
         "curvature_samples": asked.curvature_samples,

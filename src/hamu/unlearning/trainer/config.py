@@ -490,11 +490,6 @@ class UnlearnConfig(TrainConfig):
         self.optim = self.optim or "adamw_torch"
         self.eval_strategy = self.eval_strategy or "no"  # the controller measures
 
-    @property
-    def clip_norm(self) -> float | None:
-        """Global norm that each side's gradient is clipped to; None for `max_grad_norm` 0."""
-        return self.max_grad_norm or None
-
     def objectives(self) -> dict[str, str | None]:
         """Name of each side's objective; None for a side that the method has no pass over."""
         method = self.build_method()

@@ -581,7 +581,7 @@ def _prepared(
         model,
         method,
         blocks=args.blocks,  # type: ignore[arg-type]  # checked by the settings
-        max_grad_norm=args.clip_norm,
+        max_grad_norm=args.max_grad_norm or None,
         offload_grads=args.offload_grads,
         half_life=half_life if is_noisy and half_life >= 1 else None,
         steps_per_pass=(math.ceil(retain / batch), max(1.0, forget / batch)),
