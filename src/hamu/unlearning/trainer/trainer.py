@@ -63,8 +63,11 @@ from hamu.unlearning.trainer.sides import (
 _warn = logging.get_logger(__name__).warning
 _COMPARED_EVERY = 100  # steps between two comparisons of the weights of all processes
 _REMEMBERED = 1000  # steps in `state.log_history`; a callback's on_log sees them all
-_SETS_OF_THE_TRAINER = {"train_dataset", "eval_dataset"}
-_OF_ONE_BATCH = ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics")
+_OWN = "the trainer's own; give retain_dataset, forget_dataset, test_dataset"
+_REFUSED = {"train_dataset": _OWN, "eval_dataset": _OWN} | dict.fromkeys(
+    ("compute_loss_func", "compute_metrics", "preprocess_logits_for_metrics"),
+    "for a batch of one kind, so never called; leave it out",
+)
 _REMEDIES = {
     "not finite": "; lower the learning rate, or look for records with values that are not finite",
     "out of range": "; lower the constraint, or give the radius as a number",
@@ -104,11 +107,8 @@ class UnlearnTrainer(ResumableTrainer):
         predictions: of the weights as they are, by set; empty unless they were evaluated.
 
     Raises:
-        HamuError: if a set is empty or its items are not what a run trains on, the model cannot
-            train, labels are of tokens and it is no causal language model (seen at the first
-            batch), an encoder would be lost, or weights are trained in half precision by an
-            optimizer not made for it, a function is given that would never be called, an optimizer
-            that leaves out what is trained, or the constraint cannot be met at the first step.
+        HamuError: if data, model (as at the first batch), settings and optimizer do not fit
+            together, or the constraint cannot be met at the first step.
     """
 
     def __init__(
@@ -218,17 +218,16 @@ class UnlearnTrainer(ResumableTrainer):
             tried = f"{self.steps_skipped} tried, and the last one skipped as {self.skip_reason}"
             self.stop = StopReason("skips", tried)
             _warn(f"no step was taken, the model is as it was: {tried}")
-        best = self.state.best_global_step
+        best, more = self.state.best_global_step, ""
+        is_earlier = best not in (None, self.state.global_step)  # the end is evaluated all the same
         if self.args.load_best_model_at_end:
-            if best not in (None, self.state.global_step):
-                self._add_to_stop(f"the weights are the best ones, of step {best}")
+            more = f"; the weights are the best ones, of step {best}" if is_earlier else ""
         elif self.stop.kind == "retain loss" and not (self.controller or self.was_interrupted):
-            if best in (None, self.state.global_step):  # at the end it is evaluated all the same
-                way = "see --save_strategy and --eval_strategy"
-                self._add_to_stop(f"there is no evaluated checkpoint to go back to, {way}")
-            else:
+            more = "; no evaluated checkpoint to restore, see --save_strategy and --eval_strategy"
+            if is_earlier:
                 self._load_best_model()
-                self._add_to_stop(f"back to the weights of step {best}")
+                more = f"; back to the weights of step {best}"
+        self.stop = replace(self.stop, text=self.stop.text + more)
         return output
 
     @property
@@ -315,9 +314,6 @@ class UnlearnTrainer(ResumableTrainer):
         """End the run after the step at hand; its weights may be others than were evaluated."""
         self.stop, self.predictions = stop, {}
         self.control.should_training_stop = True
-
-    def _add_to_stop(self, more: str) -> None:
-        self.stop = replace(self.stop, text=f"{self.stop.text}; {more}")
 
     # The step.
 
@@ -632,19 +628,15 @@ def _check_arguments(
     if not isinstance(model, nn.Module):
         raise HamuError(f"a {type(model).__name__} is no module; give the model, not its name")
     args.check_processes()
-    for name in _SETS_OF_THE_TRAINER & given.keys():
-        raise HamuError(
-            f"{name} is the trainer's own; give retain_dataset, forget_dataset, test_dataset"
-        )
     if args.needs_alternatives and getattr(forget, "alternatives", None) is None:
         raise HamuError(
             f"the forget objective {args.objectives()['forget']} needs another answer to each "
             f"forget record, which images have not; for texts give a forget_dataset with "
             f"`alternatives`"
         )
-    for name in _OF_ONE_BATCH:
-        if given.get(name) is not None:
-            raise HamuError(f"{name} is for a batch of one kind, so never called; leave it out")
+    for name in given.keys() & _REFUSED.keys():
+        if given[name] is not None:
+            raise HamuError(f"{name} is {_REFUSED[name]}")
     if args.shard and given.get("optimizers", (None, None))[0] is not None:
         raise HamuError(
             "an optimizer that is given holds the whole parameters, which --shard replaces by "
