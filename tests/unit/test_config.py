@@ -30,7 +30,7 @@ NEEDS_BOTH = "needs both whole gradients in each process; leave pairing at seque
         ({"save_strategy": "best"}, "save_strategy best needs --eval_strategy steps or epoch, and"),
         ({"load_best_model_at_end": True}, "load_best_model_at_end needs --save_strategy and"),
         ({"weight_decay": math.nan}, "weight_decay nan must be 0 or more, and finite in float32"),
-        ({"dataloader_in_order": False}, "dataloader_in_order False: batches would come in ano"),
+        ({"dataloader_in_order": False}, "dataloader_in_order False: batches come in another o"),
         ({"warmup_steps": 2}, "warmup_steps 2 has no effect on a constant learning rate; give"),
         ({"lr_scheduler_kwargs": {"a": 1}}, "lr_scheduler_kwargs {'a': 1} has no effect on a co"),
         ({"fsdp": "full_shard"}, "two gradients have to meet before they are combined"),
@@ -98,9 +98,9 @@ def test_unlearning_refuses(monkeypatch, settings, message):
 @pytest.mark.parametrize(
     ("settings", "processes", "message"),
     [
-        (SHARD, 1, "--shard cuts a model, both gradients and the optimizer's state over several"),
+        (SHARD, 1, "--shard needs several processes; start them with torchrun, or give --shard"),
         (SPLIT, 3, "split pairing needs an even number of processes; there are 3"),
-        (LASTING, 2, "lasting looks ahead in one process, not 2; start it without torchrun, or"),
+        (LASTING, 2, "lasting looks ahead in one process, not 2; start it without torchrun"),
     ],
 )
 def test_settings_for_another_number_of_processes(monkeypatch, settings, processes, message):

@@ -182,9 +182,8 @@ class TrainConfig(TrainingArguments):
         loading.non_blocking = self.dataloader_pin_memory and not self.use_cpu
         if self.n_gpu > 1:  # else a DataParallel: no autocast, and larger batches
             _warn_once(
-                f"one process uses one GPU, the first of {self.n_gpu}, unless the model itself "
-                f"lies on several; torchrun --nproc_per_node {self.n_gpu} gives train and unlearn "
-                f"all of them"
+                f"one process uses one GPU, the first of {self.n_gpu}, unless the model lies on "
+                f"several; torchrun --nproc_per_node {self.n_gpu} uses all of them"
             )
             self._n_gpu = 1
         # transformers adds one by itself where its environment has another
@@ -196,8 +195,7 @@ class TrainConfig(TrainingArguments):
         _check(0 <= smoothing < 1, f"label_smoothing_factor {smoothing} must be in [0, 1)")
         _check(
             self.dataloader_in_order,
-            "dataloader_in_order False: batches would come in another order each time, and in a "
-            "resumed run; leave it out",
+            "dataloader_in_order False: batches come in another order each time; leave it out",
         )
         for name in ("warmup_steps", "lr_scheduler_kwargs"):
             value = getattr(self, name)
@@ -214,9 +212,8 @@ class TrainConfig(TrainingArguments):
         own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
         _check(
             not (self.fsdp or self.deepspeed or any(launched)),
-            "two gradients have to meet before they are combined, so unlearning shards the model "
-            "itself, with --shard, and training does not; leave out --fsdp and --deepspeed, and "
-            "--use_fsdp and --use_deepspeed of accelerate launch",
+            "two gradients have to meet before they are combined; leave out --fsdp, --deepspeed, "
+            "and these of accelerate launch: unlearning shards by --shard, training does not",
         )
         _check(
             told in ("no", own),
@@ -265,9 +262,7 @@ class UnlearnConfig(TrainConfig):
     on_infeasible: str = _option("stop", "If unmet: stop, clamp (the most possible) or skip.")
     stopping: str = _option("aggregate", "Stopping criterion: aggregate, any, global or off.")
     stopping_margin: float = _option(0.0, "Stop earlier by this share of the constraint.")
-    stopping_patience: int = _option(
-        1, "Stop after so many steps (with means: estimates) in a row that meet it."
-    )
+    stopping_patience: int = _option(1, "Stop once so many steps (estimates) in a row meet it.")
     stopping_window: int = _option(1, "Average the criterion over so many steps (estimates).")
     stopping_records: int = _option(
         2560, "Half-life of the criterion's means over batches, for smaller ones; 0: one batch."
@@ -298,8 +293,7 @@ class UnlearnConfig(TrainConfig):
     full_precision_eval: bool = _option(False, "With --bf16 or --fp16: evaluate without them.")
     max_eval_samples: int | None = _option(None, "Records of each set to evaluate on, at most.")
     forget_objective: str | None = _option(
-        None,
-        f"Raised in place of the method's own: {', '.join(OBJECTIVES)}.",
+        None, f"Raised in place of the method's own: {', '.join(OBJECTIVES)}."
     )
     min_forget_loss: float | None = _option(None, "End if a forget loss is below (paper: 0.1).")
     max_retain_loss: float | None = _option(None, "End if a retain loss is above (paper: 0.4).")
@@ -435,11 +429,13 @@ class UnlearnConfig(TrainConfig):
     def _check_parted(self, method: Method) -> None:
         """Check what works where a process has only a part of the gradients."""
         is_split = self.pairing == "split"
-        _check(
-            not method.retain_decay,
-            f"{self.method} keeps a third gradient and needs both others whole in each process; "
-            f"leave pairing at sequential, and --shard and --offload_grads out",
-        )
+        modes = {name: getattr(self, name) for name in ("correct_steps", "trust_region", "auto")}
+        for name, is_on in ({self.method: method.retain_decay} | modes).items():
+            _check(
+                not is_on,
+                f"{name} needs both whole gradients in each process; leave pairing at sequential, "
+                f"and --shard and --offload_grads out",
+            )
         _check(
             not self.shard or (not is_split and self.optim != "adafactor"),
             "--shard goes with sequential pairing and without adafactor; leave these out",
@@ -447,14 +443,7 @@ class UnlearnConfig(TrainConfig):
         if is_split:
             _check(
                 method.uses_retain and method.uses_forget,
-                f"split pairing needs both sides, but {self.method} has one; leave pairing at "
-                f"sequential",
-            )
-        for name in ("correct_steps", "trust_region", "auto"):
-            _check(
-                not getattr(self, name),
-                f"{name} needs both whole gradients in each process; leave pairing at sequential, "
-                f"and --shard and --offload_grads out",
+                f"split pairing needs both sides, but {self.method} has one; leave it sequential",
             )
 
     def check_processes(self) -> None:
@@ -464,13 +453,11 @@ class UnlearnConfig(TrainConfig):
             check_even(count)
         _check(
             not self.shard or count > 1,
-            "--shard cuts a model, both gradients and the optimizer's state over several "
-            "processes; start them with torchrun, or give --shard False",
+            "--shard needs several processes; start them with torchrun, or give --shard False",
         )
         _check(
             not self.lasting or count == 1,
-            f"lasting looks ahead in one process, not {count}; start it without torchrun, or leave "
-            f"--lasting out",
+            f"lasting looks ahead in one process, not {count}; start it without torchrun",
         )
 
     def _settle_goal(self) -> None:

@@ -334,8 +334,7 @@ class ResumableTrainer(Trainer):
         if was != now:
             raise HamuError(
                 f"the run took steps of {was} records, now they would be of {now}; choose "
-                f"per_device_train_batch_size and gradient_accumulation_steps for the same over "
-                f"all processes"
+                f"per_device_train_batch_size and gradient_accumulation_steps for as many in all"
             )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

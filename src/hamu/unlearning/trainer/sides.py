@@ -69,8 +69,7 @@ def check_items(model: nn.Module, data_collator: Callable[[list[Any]], Any], **d
         if np.shape(made["labels"]) != np.shape(made["input_ids"]):
             raise HamuError(
                 f"an item of the {name} set has labels of shape {np.shape(made['labels'])} for "
-                f"input_ids of shape {np.shape(made['input_ids'])}; give each token a label, -100 "
-                f"for none: of texts, causal language models unlearn"
+                f"input_ids of shape {np.shape(made['input_ids'])}; give each token one, or -100"
             )
         others = sorted((made.keys() & reads) - {"input_ids", "attention_mask", "labels"})
         lost = [key for key in others if _changes_what_is_read(key, made[key])]
@@ -250,10 +249,9 @@ class Evaluations:
         """Predict a set in the precision of evaluations."""
         size = self._args.eval_batch_size
         exact = without_autocast(self._model) if self._args.full_precision_eval else nullcontext()
+        run: Callable[..., AnyPredictions] = predict_tokens if self._is_text else predict
         with exact:
-            run: Any = predict_tokens if self._is_text else predict
-            found: AnyPredictions = run(self._model, data, size, self.collate, shared=True)
-            return found
+            return run(self._model, data, size, self.collate, shared=True)
 
 
 def set_figures(predictions: Mapping[str, AnyPredictions]) -> dict[str, float]:
