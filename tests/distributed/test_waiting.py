@@ -19,24 +19,7 @@ from hamu.unlearning.trainer.resumable import Checkpoints
 LATE = 0.3  # seconds
 
 
-def test_a_checkpoint_holds_what_the_last_process_wrote(tmp_path):
-    def save(rank):
-        begun = []
-
-        def begin():  # once the checkpoint is whole, for an earlier run gives way
-            begun.append((tmp_path / "run/.checkpoint-staged/checkpoint-3/manifest.json").is_file())
-
-        with Checkpoints(tmp_path / "run").writing(3, begin) as folder:
-            time.sleep(LATE * rank)
-            (folder / f"rng_state_{rank}.pth").write_text("state")
-        return len(begun), begun[0] or rank == 1
-
-    assert in_two_processes(save, tmp_path) == [(1, True), (1, True)]
-    listed = json.loads((tmp_path / "run/checkpoint-3/manifest.json").read_text())
-    assert sorted(listed) == ["rng_state_0.pth", "rng_state_1.pth"]
-
-
-def test_no_process_goes_on_before_the_checkpoint_is_in_its_place(tmp_path, monkeypatch):
+def test_a_checkpoint_holds_what_the_last_process_wrote_before_any_goes_on(tmp_path, monkeypatch):
     seal = resumable.seal
 
     def late(folder):
@@ -44,13 +27,20 @@ def test_no_process_goes_on_before_the_checkpoint_is_in_its_place(tmp_path, monk
         seal(folder)
 
     def save(rank):
-        run = Checkpoints(tmp_path / "run")
-        with run.writing(3):
-            pass
-        return run.path(3).is_dir()
+        run, begun = Checkpoints(tmp_path / "run"), []
+
+        def begin():  # once the checkpoint is whole, for an earlier run gives way
+            begun.append((run.staged / "checkpoint-3/manifest.json").is_file())
+
+        with run.writing(3, begin) as folder:
+            time.sleep(LATE * rank)
+            (folder / f"rng_state_{rank}.pth").write_text("state")
+        return len(begun), begun[0] or rank == 1, run.path(3).is_dir()
 
     monkeypatch.setattr(resumable, "seal", late)
-    assert in_two_processes(save, tmp_path) == [True, True]
+    assert in_two_processes(save, tmp_path) == [(1, True, True)] * 2
+    listed = json.loads((tmp_path / "run/checkpoint-3/manifest.json").read_text())
+    assert sorted(listed) == ["rng_state_0.pth", "rng_state_1.pth"]
 
 
 @pytest.mark.parametrize("error", [None, HamuError("not here"), KeyError("a")])
