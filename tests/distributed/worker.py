@@ -18,11 +18,10 @@ import torch
 import transformers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.trainer_callback import PrinterCallback, TrainerCallback
+from transformers.trainer_callback import PrinterCallback
 
 import hamu.core.distributed
 import hamu.core.guard
-import hamu.unlearning.trainer.trainer
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.core.distributed import leave, rank, world_size
 from hamu.core.distributed.sharded import shard
@@ -90,14 +89,6 @@ def rounded(measure):
     return lambda *given, **how: measure(*given, **how).scaled(1 + 1e-6 * rank(), 1)
 
 
-class Parting(TrainerCallback):
-    """Moves a weight of one process after every step."""
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        with torch.no_grad():
-            model.get_parameter("conv.bias")[0] += 1e-7 * rank()
-
-
 def stacked(items):
     return {key: torch.stack([item[key] for item in items]) for key in items[0]}
 
@@ -141,8 +132,6 @@ def altered(how):
                 change(GramMeter, name, rounded(getattr(GramMeter, name)))
             sums = hamu.core.guard._moved
             change(hamu.core.guard, "_moved", lambda *given: sums(*given) * (1 + 1e-6 * rank()))
-        if "parted" in how:  # the weights are compared after every step
-            change(hamu.unlearning.trainer.trainer, "_COMPARED_EVERY", 1)
         yield
 
 
@@ -228,8 +217,6 @@ def run(case, folder, steps, saves=None, resumes=None, target=None):
         data = {"retain_dataset": retain, "forget_dataset": forget, "data_collator": collate}
         trainer = UnlearnTrainer(model, args, **data)
         trainer.remove_callback(PrinterCallback)
-        if "parted" in how:
-            trainer.add_callback(Parting())
         checkpoint = f"{resumes}/{start}/checkpoint-{steps // 2}" if resumes else None
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.evaluate()

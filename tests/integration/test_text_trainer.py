@@ -1,7 +1,6 @@
 """UnlearnTrainer on language models: token means, objectives, adapters, early ends."""
 
 import copy
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -283,17 +282,3 @@ def test_the_last_token_that_is_not_padding_is_the_one_that_is_changed(side):
     check_causal_mask(model, batch | {"labels": torch.tensor([1])})
     with pytest.raises(HamuError, match="the tokenizer has token 99999, the model 320 embeddings;"):
         check_causal_mask(model, {"input_ids": 99999 + 0 * ids, "labels": ids})
-
-
-def test_a_rehearsal_on_texts_takes_batches_of_sixteen(trainer_of, monkeypatch):
-    asked = {"auto": True, "lasting": True, "lookahead_steps": 2, "target_forget_loss": 9.0}
-    run, drawn = trainer_of(**asked).goal_run, []
-
-    @contextmanager
-    def noted(batches):
-        drawn.append([len(batch["labels"]) for batch in batches])
-        yield
-
-    monkeypatch.setattr(run.lookahead, "rehearsed", noted)
-    run.rehearse()
-    assert drawn == [[16], [16, 16]]
