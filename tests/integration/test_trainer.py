@@ -206,64 +206,50 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
     another = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(HamuError, match="a trainable parameter is not in the optimizer"):
         trainer_of(model, optimizers=(another, None))
-    stream = {"retain_dataset": iter(()), "forget_dataset": []}
-    with pytest.raises(
-        HamuError, match="the retain set, a tuple_iterator, has no positions; records"
-    ):
-        UnlearnTrainer(model, UnlearnConfig("unused"), **stream)
-    with pytest.raises(HamuError, match="the retain set, a Stream, has no positions; records"):
-        trainer_of(model, retain=Stream())
-    with pytest.raises(HamuError, match=r"neftune_noise_alpha 5\.0 has no place in unlearning"):
-        trainer_of(model, neftune_noise_alpha=5.0)
     with pytest.raises(HamuError, match=r"predicts no single set; call hamu\.evaluation\.predict"):
         trainer_of(model).predict([])
-    sharded = UnlearnConfig("unused")
+    plain, sharded = UnlearnConfig("unused"), UnlearnConfig("unused")
     sharded.shard, sharded.check_processes = True, list
-    none = {"retain_dataset": [], "forget_dataset": []}
-    for args, given, message in (
-        (sharded, {"optimizers": (another, None)}, "holds the whole parameters, which --shard"),
-        (UnlearnConfig("unused"), {"compute_metrics": print}, "compute_metrics is for a batch of"),
-        (UnlearnConfig("unused"), {"train_dataset": []}, "train_dataset is the trainer's own"),
-        (TrainingArguments("unused"), {}, "args is a TrainingArguments; give an UnlearnConfig"),
+    for model_, args, given, message in (
+        (model, plain, {"retain_dataset": iter(())}, "the retain set, a tuple_iterator, has no po"),
+        (model, plain, {"retain_dataset": Stream()}, "the retain set, a Stream, has no positions;"),
+        (model, sharded, {"optimizers": (another, None)}, "holds the whole parameters, which --sh"),
+        (model, plain, {"compute_metrics": print}, "compute_metrics is for a batch of one kind,"),
+        (model, plain, {"train_dataset": []}, "train_dataset is the trainer's own; give retain_d"),
+        (model, TrainingArguments("unused"), {}, "args is a TrainingArguments; give an UnlearnCo"),
+        ("gpt2", plain, {}, "a str is no module; give the model, not its name"),
+        (None, plain, {}, "a NoneType is no module; give the model, not its name"),
     ):
         with pytest.raises(HamuError, match=message):
-            UnlearnTrainer(model, args, **none, **given)
-    for one, kind in (("gpt2", "str"), (None, "NoneType")):
-        with pytest.raises(HamuError, match=f"a {kind} is no module; give the model, not its name"):
-            UnlearnTrainer(one, UnlearnConfig("unused"), **none)
+            UnlearnTrainer(model_, args, **{"retain_dataset": [], "forget_dataset": []} | given)
 
 
-def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(model, trainer_of, monkeypatch):
-    settings = {"method": "gdiff", "learning_rate": 0.02}
-    saved = {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "steps", "eval_steps": 4}
-    saved["eval_on_start"] = True
-    after_four = copy.deepcopy(model)
-    trainer_of(after_four, **settings, max_steps=4).train()
-    trainer = trainer_of(model, **settings, **saved, max_steps=12, max_retain_loss=1e9)
-    seen = iter([False] * 5 + [True])
-    end = trainer._early_ends.end
+@pytest.mark.parametrize(
+    ("saved", "restored", "said"),
+    [
+        ({"save_steps": 4, "eval_steps": 4}, 4, "is above 1e-09; back to the weights of step 4"),
+        # evaluated at its end alone
+        ({"save_steps": 2, "eval_strategy": "epoch"}, None, "no evaluated checkpoint to restore, "
+         "see --save_strategy and --eval_strategy"),
+    ],
+)  # fmt: skip
+def test_a_run_that_diverges_goes_back_to_its_best_checkpoint(
+    model, trainer_of, saved, restored, said
+):
+    class Diverges(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 5:
+                trainer._early_ends.max_retain_loss = 1e-9
 
-    def diverging():
-        if next(seen):
-            trainer._early_ends.max_retain_loss = 1e-9
-        return end()
-
-    monkeypatch.setattr(trainer._early_ends, "end", diverging)
+    settings, at_four = {"method": "gdiff", "learning_rate": 0.02}, copy.deepcopy(model)
+    trainer_of(at_four, **settings, max_steps=4).train()
+    saved = {"save_strategy": "steps", "max_retain_loss": 1e9} | EVERY_SECOND | saved
+    trainer = trainer_of(model, **settings, **saved, max_steps=12, callbacks=[Diverges()])
     trainer.train()
-    assert trainer.state.global_step == 6
-    assert torch.equal(weights(model), weights(after_four))
-    assert trainer.stop.kind == "retain loss"
-    assert trainer.stop_reason.endswith("is above 1e-09; back to the weights of step 4")
-    assert (trainer.restored, trainer.steps_taken, trainer.steps_skipped) == (4, 5, 1)
-    kept = saved | {"save_steps": 2, "eval_strategy": "epoch", "max_retain_loss": 1e9}
-    trainer = trainer_of(model, **settings, **kept, max_steps=12)  # evaluated at its end alone
-    seen = iter([False] * 5 + [True])
-    end = trainer._early_ends.end
-    monkeypatch.setattr(trainer._early_ends, "end", diverging)
-    trainer.train()
-    assert (trainer.state.best_global_step, trainer.restored) == (6, None)
-    way = "there is no evaluated checkpoint to go back to, see --save_strategy and --eval_strategy"
-    assert trainer.stop_reason.endswith(way)
+    assert (trainer.state.global_step, trainer.stop.kind) == (6, "retain loss")
+    assert trainer.stop_reason.endswith(said)
+    assert (trainer.restored, trainer.steps_taken, trainer.steps_skipped) == (restored, 5, 1)
+    assert torch.equal(weights(model), weights(at_four)) == (restored is not None)
 
 
 class Stop(TrainerCallback):

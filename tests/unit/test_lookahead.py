@@ -56,6 +56,11 @@ def made():
     return model, loss, Lookahead(model, trained, loss, rate=0.01, depth=3)
 
 
+def joined(parts):
+    """One batch of these."""
+    return {name: torch.cat([one[name] for one in parts]) for name in ("pixel_values", "labels")}
+
+
 def state(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -143,11 +148,9 @@ def test_accumulated_batches_are_one_step_on_all_their_records(made):
     relearned = [(3, 2), (4, 0), (3, 0)]  # a fifth of the retain records, the first ones
     batches = []
     for step, counts in zip(pairs, relearned, strict=True):
-        rows = [retain for retain, _ in step]
-        for (_, forget), count in zip(step, counts, strict=True):
-            rows.append({name: forget[name][:count] for name in ("pixel_values", "labels")})
-        named = ("pixel_values", "labels")
-        batches.append({name: torch.cat([one[name] for one in rows]) for name in named})
+        few = [joined([forget]) for _, forget in step]
+        few = [{k: v[:n] for k, v in one.items()} for one, n in zip(few, counts, strict=True)]
+        batches.append(joined([*(retain for retain, _ in step), *few]))
     for step, copy in zip(pairs, fine_tuned(new_model().eval(), batches), strict=True):
         loss.rows.clear()
         lookahead.advance(step)
@@ -164,9 +167,7 @@ def test_many_accumulated_records_are_two_steps(made):
     lookahead.advance(pairs)
     assert lookahead.taken == 2
     assert [count for _, count in loss.rows] == [21, 21, 21, 20, 22, 24]
-    parts = [[retain for retain, _ in some] for some in (pairs[:2], pairs[2:])]
-    named = ("pixel_values", "labels")
-    steps = [{name: torch.cat([one[name] for one in part]) for name in named} for part in parts]
+    steps = [joined([retain for retain, _ in some]) for some in (pairs[:2], pairs[2:])]
     *_, copy = fine_tuned(new_model().eval(), steps)
     assert alike(point(lookahead, model), copy.parameters(), atol=1e-5)
 
