@@ -281,10 +281,8 @@ class ResumableTrainer(Trainer):
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Make the optimizer; a library's refusal names the option."""
         name = getattr(self.args.optim, "value", self.args.optim)
-        with reading(
-            f"the optimizer {name} cannot be made",
-            "; correct --optim_args, or choose another --optim",
-        ):
+        remedy = "; correct --optim_args, or choose another --optim"
+        with reading(f"the optimizer {name} cannot be made", remedy):
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
@@ -326,7 +324,7 @@ class ResumableTrainer(Trainer):
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`; refuse steps of another number of records, or made otherwise."""
         for name, value in self._deciding().items():
-            if (begun := state.get("settings", {}).get(name, value)) != value:
+            if (begun := state["settings"][name]) != value:
                 raise HamuError(
                     f"the run began with {name} {begun}; resume it with that, not {value}"
                 )

@@ -287,7 +287,7 @@ class UnlearnTrainer(ResumableTrainer):
     def load_run_state(self, state: dict[str, Any]) -> None:
         """Restore `run_state`; "bounded" counts a forget record once in each batch."""
         now = self.args.gradient_accumulation_steps
-        was = state.get("accumulation", now)  # older checkpoints lack it
+        was = state["accumulation"]
         old, new = state["global_batch"] // was, self.global_batch // now
         if self.args.needs_goal and (was, old) != (now, new):
             size, rest = divmod(old, self._sharing)
