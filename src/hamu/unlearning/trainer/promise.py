@@ -7,7 +7,7 @@ A check repeats the forward passes of a step at the weights after it, with the s
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -359,7 +359,7 @@ class StepWatch(TrainerCallback):
         if self.scale is not None:
             for group in optimizer.param_groups:
                 group["lr"] *= self.scale
-        with self._timed():
+        with self.schedule.timed() if self.passes else nullcontext():
             if self.passes:
                 is_rounded = self._args.bf16 or self._args.fp16 or rounds_to_tf32(self._model)
                 self._before = self._summed(self.passes.losses() if is_rounded else self._losses)
@@ -373,7 +373,7 @@ class StepWatch(TrainerCallback):
         if self.step is None or not self.is_taken:
             return
         is_undone = False
-        with self._timed():
+        with self.schedule.timed() if self.passes else nullcontext():
             corrected = None if self._guard is None else self._guard.after().corrected
             if corrected is not None:
                 self.figures["corrected_share"] = corrected.double().mean().item()
@@ -389,9 +389,6 @@ class StepWatch(TrainerCallback):
         if is_undone:
             self.step = replace(self.step, decision="skip", reason="it did not do what it promised")
             self._on_undone(self.scale is not None and self.scale <= LEAST_SCALE)
-
-    def _timed(self) -> AbstractContextManager[None]:
-        return self.schedule.timed() if self.passes else nullcontext()
 
     def _judge(self, step: PairStep) -> bool:
         """Compare promise and outcome; return True if the trust region undid the step."""
