@@ -631,7 +631,8 @@ def _check_arguments(
     if args.needs_alternatives and getattr(forget, "alternatives", None) is None:
         raise HamuError(
             f"the forget objective {args.objectives()['forget']} needs another answer to each "
-            f"forget record; for texts give a forget_dataset with `alternatives`"
+            f"forget record, which images have not; for texts give a forget_dataset with "
+            f"`alternatives`"
         )
     for name in given.keys() & _REFUSED.keys():
         if given[name] is not None:
