@@ -155,7 +155,7 @@ def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(model, 
     trainer = trained(model, **sides, **small)
     assert trainer.pair.half_life == 2560 / 32
     count = len(problem.retain)
-    assert trainer.pair.steps_per_pass == [-(-count // 32), count / 32]
+    assert trainer.pair.steps_per_pass == [count / 32, count / 32]
     assert trainer.stop.kind == "criterion"
     assert FEWEST <= trainer.state.global_step < 100
     assert re.search(r"; confidence \d+% by this estimate alone$", trainer.stop_reason)

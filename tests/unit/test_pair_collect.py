@@ -192,7 +192,7 @@ def test_a_copy_of_a_pair_measures_its_own_gradients(model, copied):
     again = copied((pair, model))
     found = [passed(one, of, *both)[0] for one, of in ((pair, model), again)]
     assert torch.equal(found[0].gram.dot, found[1].gram.dot)
-    assert found[0].population == found[1].population
+    assert repr(found[0].population) == repr(found[1].population)  # NaN equals no NaN
 
 
 @pytest.fixture

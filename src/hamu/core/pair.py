@@ -189,9 +189,9 @@ class PairedGradients:
             criterion, such as 2,560 over the number of records in a batch; None to judge each step
             by its own batches, whose noise enlarges the headroom. Without a criterion it has no
             effect.
-        steps_per_pass: for these means, the steps in which the retain and the forget side are read
-            once, such as (len(retain_loader), len(forget_loader)) of loaders that shuffle; None if
-            batches are drawn independently of each other.
+        steps_per_pass: for these means, the full steps in which the retain and the forget side are
+            read once, such as records over batch size of loaders that shuffle; None if batches are
+            drawn independently of each other.
 
     Raises:
         HamuError: if an argument is out of range; if no parameter requires a gradient, or one that
@@ -343,6 +343,7 @@ class PairedGradients:
         *,
         keep: Collection[str] = (),
         losses: Tensor | None = None,
+        share: float = 1.0,
     ) -> PairStep:
         """Weigh the two gradients and leave g* in `.grad`; uses both sides up.
 
@@ -361,6 +362,7 @@ class PairedGradients:
                 skipped: gradients do not show it, as that of an infinite cross-entropy can be
                 finite. Read together with the decision. With several processes they must cover the
                 losses of all, equal on each.
+            share: records of this step over those of a full one, for the running means.
 
         Raises:
             HamuError: if a side that the method needs is missing, stale (detected through
@@ -394,7 +396,7 @@ class PairedGradients:
         if scaler is not None and is_scaled:  # its `get_scale` would read from the device
             one = torch.ones((), dtype=torch.float64, device=self._meter.device)
             unscale = scaler.scale(one).reciprocal()
-        gram, weights, clip, read = self._weighed(retain, forget, unscale, losses)
+        gram, weights, clip, read = self._weighed(retain, forget, unscale, losses, share)
         # of the gradients before clipping
         a, b = (weights.retain * clip[0]).tolist(), (weights.forget * clip[1]).tolist()
         decision, cause, reason = self._decide(gram, weights.constraint, [*a, *b], read)
@@ -541,6 +543,7 @@ class PairedGradients:
         forget: Grads,
         unscale: Tensor | None,
         losses: Tensor | None,
+        share: float,
     ) -> tuple[PairGram, Weights, tuple[Tensor, Tensor], dict[str, Tensor]]:
         """Clipped Gram, weights and clipping factors, and what the host has read."""
         # Several processes must ask alike for the second read; Triton can fail on one alone.
@@ -552,7 +555,7 @@ class PairedGradients:
             if self.offload_grads == "cpu":  # it reads there what may yet be under way
                 for device in {p.device for p in self.parameters if p.device.type != "cpu"}:
                     torch.accelerator.current_stream(device).synchronize()
-            self._population.add(retain, forget, raw, unscale)
+            self._population.add(retain, forget, raw, unscale, share)
             if self._population.is_due:
                 sent |= self._population.sums(self.layout.agree)
         found = on_host(sent)

@@ -52,13 +52,15 @@ class PopulationStatus:
 
     Attributes:
         headroom: `free_limit` over `clipped_demand`; infinite without a demand.
-        error: standard error of the headroom, without that of the sampled entries.
+        error: standard error of the headroom, without that of the sampled entries; infinite with
+            it.
         kappa: κ of the expected gradients, clipped like those of a batch.
-        cos: cosθ between them.
+        cos: cosθ between them; NaN where their norms are lost in noise.
         regime: index of the regime, see `regime_at`.
         conflict, demand, clipped_demand, free_limit, some_demand_is_free: see `ConstraintStatus`.
         retain_noise, forget_noise: variance of the batch's gradient over the squared norm of its
-            expectation, tr Σ/(n‖E g‖²): the noise scale (McCandlish et al. 2018) in batches.
+            expectation, tr Σ/(n‖E g‖²): the noise scale (McCandlish et al. 2018) in batches. Of
+            steps of different sizes n is their mean.
     """
 
     headroom: float
@@ -159,12 +161,17 @@ class Population:
         forget: Sequence[Tensor | None],
         gram: PairGram,
         unscale: Tensor | None,
+        share: float = 1.0,
     ) -> None:
-        """Add the gradients of a step, whose Gram is `gram`; those not finite count nothing."""
+        """Add the gradients of a step of this share of a full one's records, whose Gram is `gram`;
+        those not finite count nothing.
+        """
         squares = torch.cat([gram.retain_sq, gram.forget_sq])
         is_finite = squares.sum().isfinite()
         group, time = self._steps % GROUPS, self._steps % self._anew + 1
         powers = factors = self._powers[time - 1] * is_finite
+        if share != 1.0:
+            powers = factors = powers * share
         self._weights[group].add_(powers)
         if unscale is not None:
             squares, factors = squares * unscale * unscale, powers * unscale
@@ -174,8 +181,10 @@ class Population:
         drawn = self._drawn.nan_to_num_(0.0, 0.0, 0.0)  # times a factor of 0
         self._sums[:, :, group].addcmul_(factors[:2, None, None].to(drawn.dtype), drawn)
         weight = self._decay**-time
-        for passes in self._passes:
-            passes.add(self._steps, time, weight)
+        *sides, steps = self._passes
+        for passes in sides:
+            passes.add(share, time, weight)
+        steps.add(1.0, time, weight * math.sqrt(share))  # whose squares are variances
         self._steps += 1
         if time == self._anew:
             self._start_anew(time)
@@ -294,8 +303,10 @@ class Population:
         norms = torch.stack([gram.retain_sq, gram.forget_sq]).sum(1)
         squares = torch.einsum("m,msl->s", line, sums["squares"])
         kappa, noise = dot.sum(), (squares / norms - 1.0).clamp(min=0.0)
-        own = kappa * clip[0] * clip[1], (kappa / norms.prod().sqrt()).clamp(-1.0, 1.0)
+        cos = kappa / norms.prod().sqrt()
+        own = kappa * clip[0] * clip[1], cos.masked_fill(cos.abs() > 1.0, math.nan)
         error = _jackknife_error(others) * math.sqrt(self._noise_left(line).max().item())
+        error = error if math.isfinite(headroom) else math.inf
         values = (*own, *(getattr(status, name) for name in _READ), *noise)
         self.status = _status_of(headroom, error, *(value.item() for value in values))
         return self.status
@@ -430,34 +441,35 @@ class _Passes:
 
     def __init__(self, steps: float) -> None:
         self.steps = steps
-        # sums of weights and of these times time in the pass under way, moments of the others
-        self.values = [0.0] * 5
+        # of the pass under way its steps, and sums of weights and of these times time; moments of
+        # the others
+        self.values = [0.0] * 6
 
-    def add(self, step: int, time: int, weight: float) -> None:
-        """Add a step, counted from 0, which may reach into the next pass."""
+    def add(self, share: float, time: int, weight: float) -> None:
+        """Add a step, or a share of one, which may reach into the next pass."""
         if math.isinf(self.steps):
             return
-        start, end = step / self.steps, (step + 1) / self.steps
-        boundary = math.floor(start + _ROUNDING) + 1
-        first = min(1.0, (boundary - start) * self.steps)
-        self._extend(first * weight, time)
-        if boundary <= end + _ROUNDING:
-            self.values = [0.0, 0.0, *self.moments()]
-            self._extend((1.0 - first) * weight, time)
+        left = self.steps - self.values[0]
+        first = min(share, left)
+        self._extend(first, time, weight)
+        if left <= share + _ROUNDING:
+            self.values = [0.0, 0.0, 0.0, *self.moments()]
+            self._extend(share - first, time, weight)
 
-    def _extend(self, weight: float, time: int) -> None:
-        self.values[0] += weight
-        self.values[1] += weight * time
+    def _extend(self, share: float, time: int, weight: float) -> None:
+        more = share, share * weight, share * weight * time
+        self.values[:3] = map(operator.add, self.values, more)
 
     def start_anew(self, time: int, faded: float) -> None:
         """Count times from `time` on, with weights times `faded`."""
-        ones, times, *closed = self.values
+        begun, ones, times, *closed = self.values
         squares = (value * faded for value in _shifted(closed, time))
-        self.values = [value * faded for value in (ones, times - time * ones, *squares)]
+        own = (value * faded for value in (ones, times - time * ones, *squares))
+        self.values = [begun, *own]
 
     def moments(self) -> list[float]:
         """Sums over passes of c², c·d and d²: c sums weights, d weights times time."""
-        ones, times, *closed = self.values
+        _, ones, times, *closed = self.values
         new = ones * ones, ones * times, times * times
         return [old + one for old, one in zip(closed, new, strict=True)]
 

@@ -394,7 +394,10 @@ class UnlearnTrainer(ResumableTrainer):
         none = torch.zeros_like(next(iter(self._losses.values())))
         losses = torch.stack([self._losses.get(side, none) for side in SIDES]).double()
         keep = self.watch.keep(self.optimizer)
-        step = self.pair.combine(scaler, keep=keep, losses=all_reduced(losses))
+        pairs, batch = len(self.train_dataset), self.global_batch
+        done = self.state.global_step % math.ceil(pairs / batch) * batch
+        share = min(1.0, (pairs - done) / batch)  # the last step of an epoch may have fewer
+        step = self.pair.combine(scaler, keep=keep, losses=all_reduced(losses), share=share)
         self.watch.take(step, self._losses, scaler)
         if self.controller is not None:
             self.controller.note(step)
@@ -467,16 +470,17 @@ class UnlearnTrainer(ResumableTrainer):
     def _population_figures(self) -> dict[str, float]:
         """Latest estimates for the expected gradients; the noise scales are in records.
 
-        A batch of n of N records, each once, has the variance (1/n - 1/N) S².
+        Steps of n of N records on average, each once, have the variance (1/n - 1/N) S² on average.
         """
         status = None if self.watch.step is None else self.watch.step.population
         if status is None:
             return {}
         found = {"headroom": status.headroom, "headroom_error": status.error}
         found |= {"expected_kappa": status.kappa, "expected_cos": status.cos}
+        pairs = len(self.train_dataset)
         for side, whole in self._records.items():
             if self.global_batch < whole:
-                share = 1.0 / self.global_batch - 1.0 / whole
+                share = math.ceil(pairs / self.global_batch) / pairs - 1.0 / whole
                 found[f"{side}_noise_scale"] = getattr(status, f"{side}_noise") / share
         return found
 
@@ -580,7 +584,7 @@ def _prepared(
         max_grad_norm=args.max_grad_norm or None,
         offload_grads=args.offload_grads,
         half_life=half_life if is_noisy and half_life >= 1 else None,
-        steps_per_pass=(math.ceil(retain / batch), max(1.0, forget / batch)),
+        steps_per_pass=(max(1.0, retain / batch), max(1.0, forget / batch)),
     )
     if args.pairing == "split":
         pair.use(SplitPairing(pair.parameters, pair.block_of))
