@@ -132,6 +132,8 @@ train --data a.npz --model image --gradient_checkpointing => SmallResNet cannot 
 train --data a.npz --model image --test_data a.npz --eval_strategy epoch --metric_for_best_model taste => 'taste' is not measur
 unlearn IMAGE --method ga --lr_scheduler_type cosine_with_min_lr => the schedule cosine_with_min_lr cannot
 unlearn IMAGE --method ga --optim adamw_torch_npu_fused => the optimizer adamw_torch_npu_fused cannot be
+unlearn IMAGE --method ga --optim sgd --optim_args momentm=0.9 => momentm=0.9: SGD takes no momentm from there
+train --data a.npz --model resnet8 --optim_args betas=0.8 => betas=0.8: AdamW takes no betas from there; correct
 train --resume --output_dir of-unlearn => of-unlearn holds a run of hamu unlearn; resume it by that
 unlearn --resume --output_dir of-train => of-train holds a run of hamu train; resume it by that
 unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:OWNER/NAME
@@ -228,6 +230,20 @@ def test_a_command_for_one_process_that_is_started_in_several(refused, monkeypat
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = "assess: assess runs in one process; start it without torchrun"
     assert line in refused("assess IMAGE")
+
+
+@pytest.mark.parametrize(("variables", "why"), [
+    ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no whole number from 1 on; start by torchrun"),
+    ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', no whole number from 1 on"),
+    ({"WORLD_SIZE": "2", "RANK": "x"}, "RANK is 'x', no whole number from 0 on"),
+    ({"LOCAL_WORLD_SIZE": "-1"}, "LOCAL_WORLD_SIZE is '-1', no whole number from 1 on"),
+    ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 and LOCAL_RANK 0, but no launcher has started this"),
+    ({"LOCAL_RANK": "3"}, "WORLD_SIZE is 1 and LOCAL_RANK 3, but no launcher has started this"),
+])  # fmt: skip
+def test_variables_that_no_launcher_has_set_are_named(refused, monkeypatch, variables, why):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert why in refused("unlearn IMAGE")
 
 
 def test_a_signal_or_ctrl_c_leaves_nothing(refused, monkeypatch):

@@ -39,14 +39,23 @@ BUCKET = 1 << 22  # elements exchanged at once, unless one tensor is larger
 
 def world_size() -> int:
     """Number of processes."""
-    return dist.get_world_size() if _is_on() else int(os.environ.get("WORLD_SIZE") or 1)
+    return dist.get_world_size() if _is_on() else launched("WORLD_SIZE", 1)
 
 
 def rank() -> int:
     """Number of this process, from 0; a RANK that no launcher has set counts nothing."""
     if _is_on():
         return dist.get_rank()
-    return int(os.environ.get("RANK", "0")) if world_size() > 1 else 0
+    return launched("RANK", 0) if world_size() > 1 else 0
+
+
+def launched(name: str, least: int) -> int:
+    """A launcher's variable, the least number without one; a HamuError if it is no number."""
+    value = os.environ.get(name) or str(least)
+    if not value.isdecimal() or int(value) < least:
+        which = f"{name} is {value!r}, no whole number from {least} on"
+        raise HamuError(f"{which}; start by torchrun, which sets it, or unset it")
+    return int(value)
 
 
 def is_main() -> bool:

@@ -11,12 +11,15 @@ from timeit import repeat
 from typing import Any
 
 import torch
-from accelerate.utils import parse_flag_from_env  # type: ignore[import-untyped]
+from accelerate.utils import (  # type: ignore[import-untyped]
+    DynamoBackend,
+    parse_flag_from_env,
+)
 from transformers import SchedulerType, TrainingArguments
 from transformers.integrations import integration_utils
 from transformers.utils import logging
 
-from hamu.core.distributed import check_even, world_size
+from hamu.core.distributed import check_even, launched, world_size
 from hamu.core.methods import Method, StoppingRule, build_method
 from hamu.core.objectives import OBJECTIVES, build_objective
 from hamu.core.pair import OFFLOADS
@@ -166,7 +169,7 @@ class TrainConfig(TrainingArguments):
         if not self.use_cpu and str(torch.accelerator.current_accelerator()) == "mps":
             _warn_once("the CPU is used: this machine's accelerator, mps, has no float64")
             self.use_cpu = True
-        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.accelerator.device_count()
+        here, gpus = launched("LOCAL_WORLD_SIZE", 1), torch.accelerator.device_count()
         may_have_its_own = "CUDA_VISIBLE_DEVICES" in os.environ  # given to each by its launcher
         _check(
             self.use_cpu or here <= gpus or may_have_its_own,
@@ -177,6 +180,9 @@ class TrainConfig(TrainingArguments):
         trackers = named_trackers(self.report_to)
         with reading("the settings do not fit together"):
             super().__post_init__()  # type: ignore[no-untyped-call]
+        backends = [name.lower() for name in DynamoBackend.__members__]
+        if self.torch_compile and str(self.torch_compile_backend).lower() not in backends:
+            raise unknown("torch_compile_backend", self.torch_compile_backend, backends)
         # batches reach a GPU while it works; the host waits for no copy
         loading: Any = self.accelerator_config
         loading.non_blocking = self.dataloader_pin_memory and not self.use_cpu
@@ -207,11 +213,17 @@ class TrainConfig(TrainingArguments):
 
     def _check_launcher(self) -> None:
         """Check what accelerate launch was given, which bypasses settings and record."""
-        launched = map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
+        flags = map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
         told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+        place, count = launched("LOCAL_RANK", 0), world_size()
+        _check(
+            (count == 1 and not place) or "MASTER_ADDR" in os.environ,
+            f"WORLD_SIZE is {count} and LOCAL_RANK {place}, but no launcher has started this "
+            f"process; start by torchrun, or unset both",
+        )
         own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
         _check(
-            not (self.fsdp or self.deepspeed or any(launched)),
+            not (self.fsdp or self.deepspeed or any(flags)),
             "two gradients have to meet before they are combined; leave out --fsdp, --deepspeed, "
             "and these of accelerate launch: unlearning shards by --shard, training does not",
         )
