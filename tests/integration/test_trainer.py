@@ -441,3 +441,9 @@ def test_a_run_of_a_compiled_model_ends_as_that_of_the_model(model, trained, tmp
     for name, tensor in eager.items():
         atol = 1e-5 * on_gpu
         torch.testing.assert_close(compiled[name], tensor, rtol=0, atol=atol, msg=name)
+
+
+def test_an_optimizer_takes_the_arguments_that_it_knows(model, trainer_of):
+    given = {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=true"}
+    found = trainer_of(model, **given).create_optimizer()
+    assert (found.defaults["momentum"], found.defaults["nesterov"]) == (0.9, True)

@@ -76,6 +76,10 @@ def test_training_and_unlearning_refuse(settings, message):
         ({"max_steps": 0}, "max_steps 0 takes no step; leave it out, or give at least 1"),
         ({"save_only_model": True}, "save_only_model True has no place in unlearning; leave it"),
         ({"label_names": ["y"]}, "label_names ['y'] has no place in unlearning; leave it out"),
+        (
+            {"torch_compile_backend": "indctor"},
+            "torch_compile_backend 'indctor' is unknown; did you",
+        ),
         ({"optim": "lomo"}, "lomo steps within a backward pass, before two gradients"),
         ({"optim": "schedule_free_sgd"}, "schedule_free_sgd changes the weights between steps"),
         ({"remove_unused_columns": True}, "remove_unused_columns: collators do; leave it out"),

@@ -18,7 +18,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -283,7 +283,11 @@ class ResumableTrainer(Trainer):
         name = getattr(self.args.optim, "value", self.args.optim)
         remedy = "; correct --optim_args, or choose another --optim"
         with reading(f"the optimizer {name} cannot be made", remedy):
-            return super().create_optimizer(*args, **kwargs)
+            found = super().create_optimizer(*args, **kwargs)
+        if type(found).__module__.startswith("torch.optim"):  # takes what it knows by its own names
+            for word in filter(None, (self.args.optim_args or "").replace(" ", "").split(",")):
+                _check_is_taken(found, *word.split("="))
+        return found
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
         """Make the schedule; a library's refusal names the option."""
@@ -609,3 +613,16 @@ def to_channels_last(model: Any) -> None:
     """Put two-dimensional convolutions in channels-last order, unless others are among them."""
     if all(p.dim() <= 4 for p in model.parameters()):
         model.to(memory_format=torch.channels_last)
+
+
+def _check_is_taken(optimizer: torch.optim.Optimizer, name: str, value: str) -> None:
+    """Check that a value of --optim_args has become a setting of the optimizer."""
+    found = optimizer.defaults.get(name)
+    as_bool = value.lower() in ("true", "1", "yes")
+    with suppress(ValueError):
+        if found == (as_bool if isinstance(found, bool) else float(value)):
+            return
+    raise HamuError(
+        f"--optim_args {name}={value}: {type(optimizer).__name__} takes no {name} from there; "
+        f"correct it, or leave it out"
+    )
