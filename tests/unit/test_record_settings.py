@@ -4,11 +4,12 @@ import json
 from importlib import resources
 
 import pytest
+from report_examples import goal
 
 from hamu import UnlearnConfig
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings, recorded_settings
-from hamu.unlearning.record import schema, violations, write_model_card
+from hamu.unlearning.record import schema, statement, violations, write_model_card
 from hamu.unlearning.record.inputs import text_digest
 
 
@@ -109,3 +110,18 @@ def test_a_model_card_opens_with_what_was_done_and_its_outcome(tmp_path, count, 
     write_model_card(tmp_path, base="m", method="ga", forget_records=8, goal=goal)
     opening = (tmp_path / "README.md").read_text().split("# Unlearned model")[1].split("\n")[2]
     assert opening == f"Made from `m` by the method `ga`, {said}"
+
+
+@pytest.mark.parametrize(("lasting", "reached", "said"), [
+    (False, True, "that lasts was not tested"), (True, True, "in rehearsal, and enough stayed"),
+    (True, False, "ended before fine-tuning in rehearsal had shown that this lasts"),
+])  # fmt: skip
+def test_a_record_says_what_is_known_of_how_long_it_lasts(lasting, reached, said):
+    after = {"membership_inference": None, "against_retain_model": None}
+    record = {"steps": {"in_model": 9}, "figures": {"after": after}, "promise": None}
+    record |= {"forget_set": {"cut": None, "records": 20}, "method": "hamu-q", "settings": {}}
+    record["goal"] = goal(1, 20, reached=reached) | {"lasting": lasting, "doubts": []}
+    of_goals = ("that lasts was", "in rehearsal, and", "had shown that")
+    text = " ".join(statement(record, ["retain", "forget"]))
+    assert said in text
+    assert sum(one in text for one in of_goals) == 1
