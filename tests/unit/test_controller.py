@@ -44,6 +44,7 @@ class Work:
         self.stop, self.is_called_off = ALL_DONE, False  # by the trainer, by another callback
         self.trainer, self.was_interrupted = self, False
         self.rises = []  # over all retain records, one for each time that it is asked for
+        self.steps_between_all = 1
         self.goal, self.controller = goal, Controller(self, goal, BUDGET, every=1)
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
         self.state = SimpleNamespace(global_step=0, max_steps=1000)
@@ -452,6 +453,13 @@ def test_where_some_retain_records_cannot_tell_all_decide_if_a_better_state_is_w
     assert work.controller.history[-1].get("retain_rise") == (rise_of_all if measured else None)
     now = (work.controller.figures()["retain_rise"], rise_of_all if measured else rise)
     assert now[0] == pytest.approx(now[1])
+    often = Work(*[(3 + n, START + 0.07, 0.1, 2.0, 0.05) for n in range(4)]).start()
+    often.rises, often.steps_between_all = [0.07] * 4, 2
+    for _ in range(4):
+        often.step()
+    rows = often.controller.history
+    assert ["retain_rise" in row for row in rows] == [False, False, True, False, True]
+    assert often.controller.steps_of_best == 4, "what has not been measured is not kept"
     worse = Work((3, START + 0.03), (2, START + 0.09, 0.1, 2.0, 0.05)).start()
     worse.rises = [0.2]
     worse.step()

@@ -10,7 +10,8 @@ targets, with HAMU-Q on the bounded objective as the engine:
         keep the state if it is within the budget and has the most records forgotten so far, or as
             many and less missing (once the share is reached: with fewer too high; a lasting run:
             any that has the share, for the longer it has run, the better it lasts); by all retain
-            records where some cannot tell, to three standard errors, if it is within the budget
+            records where some cannot tell, to three standard errors, if it is within the budget,
+            as often as half of the time allows; else it is not kept
         end if the share is reached within the budget, by all retain records too, and at most a
             tenth is too high (a lasting run: if it is reached after fine-tuning a copy, twice in a
             row, however high)
@@ -83,7 +84,7 @@ _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
     *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
-    "_best_too_high",
+    *("_best_too_high", "_checked_at"),
 )
 
 
@@ -111,7 +112,7 @@ class Controller(TrainerCallback):
         self.start_loss = math.nan  # the budget counts from it
         self._best_count, self._best_cost, self._records, self._best_too_high = -1, math.inf, 0, 0
         self._best_missing = self._least_missing = self._last_missing = self._last_cost = math.inf
-        self._idle = self._lasted = self._last_too_high = 0
+        self._idle = self._lasted = self._last_too_high = self._checked_at = 0
         self.steps_of_best = 0  # taken
         self._beyond = 0.0  # rise over all retain records less that of the measured, last known
         self._free: list[bool] = []
@@ -228,15 +229,17 @@ class Controller(TrainerCallback):
     def _adapt(self, now: Standing) -> bool:
         """Keep the state, and set demand and rate; return True if the run went back."""
         cost = now.retain_loss - self.start_loss + self._beyond
-        may_be_within = now.is_finite and cost - now.retain_error <= self.budget
+        error = now.retain_error
+        may_be_within = now.is_finite and cost - error <= self.budget
         self._idle += self._work.lookahead is None or self._can_rehearse
         is_there = may_be_within and self._is_there(now)
         is_done = is_there and not self._stands_out(now)
         is_kept = is_done or (may_be_within and self._is_better(now))
-        if is_kept and (is_there or abs(cost - self.budget) <= now.retain_error):
-            cost = self._checked_cost(cost)
+        is_due = abs(cost - self.budget) <= error and self._may_measure_all
+        if is_kept and (is_there or is_due):
+            cost, error = self._checked_cost(cost), 0.0
         within = now.is_finite and cost <= self.budget
-        if within and is_kept:
+        if is_kept and within and cost + error <= self.budget:
             self._idle = 0 if now.count > self._best_count else self._idle
             self._keep(now)
             self.reached = is_there or self.reached
@@ -312,8 +315,14 @@ class Controller(TrainerCallback):
         self.history[-1][_REHEARSED] = least
         return least
 
+    @property
+    def _may_measure_all(self) -> bool:
+        steps: int = self._work.trainer.state.global_step
+        return steps >= self._checked_at + self._work.steps_between_all
+
     def _checked_cost(self, cost: float) -> float:
         """Cost by all retain records, which corrects later ones by some."""
+        self._checked_at = self._work.trainer.state.global_step
         rise = self._work.retain_rise()
         if rise is None:
             return cost

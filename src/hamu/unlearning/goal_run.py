@@ -80,7 +80,8 @@ class GoalRun:
         self._known = self._some if self._known is None else self._known
         change = self._some - self._known
         error = _ERRORS * change.std(correction=0).item() / math.sqrt(len(change))
-        return self._measured(retain.losses.mean().item(), error)
+        is_whole = len(change) == len(self._looks.sets["retain"])
+        return self._measured(retain.losses.mean().item(), 0.0 if is_whole else error)
 
     def retain_rise(self) -> float | None:
         """Rise of the loss over all retain records since the start; None if each measures them."""
@@ -89,6 +90,11 @@ class GoalRun:
             return None
         self._known = self._some
         return (self._looks.predict(retain).losses.mean() - start.losses.mean()).item()
+
+    @property
+    def steps_between_all(self) -> int:
+        """Steps that take as long as measuring all retain records."""
+        return math.ceil(len(self._looks.sets["retain"]) / (_FORWARD * self._trained))
 
     def rehearse(self) -> list[Standing]:
         """Standings half-way through fine-tuning a copy on retain records, and at its end."""
@@ -186,9 +192,14 @@ class GoalRun:
         over their targets and back, and a run would give up amid them.
         """
         forget: Any = self._looks.sets["forget"]
-        measured, batch = len(forget) + len(self._looks.some_retain), self.trainer.global_batch
-        trained = batch + min(batch, len(forget))
-        return max(_LEAST_STEPS, math.ceil(3 * measured / (_FORWARD * trained)))
+        measured = len(forget) + len(self._looks.some_retain)
+        return max(_LEAST_STEPS, math.ceil(3 * measured / (_FORWARD * self._trained)))
+
+    @property
+    def _trained(self) -> int:
+        """Records that a step goes through."""
+        forget: Any = self._looks.sets["forget"]
+        return self.trainer.global_batch + min(self.trainer.global_batch, len(forget))
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""

@@ -337,7 +337,9 @@ class UnlearnConfig(TrainConfig):
     max_skips: int = _option(10, "Stop after so many steps in a row that could not be taken.")
 
     learning_rate: float = _option(1e-4, "Learning rate.")
-    num_train_epochs: float = _option(5, "Passes over the retain data, at most; by goal at least 400 steps.")
+    num_train_epochs: float = _option(
+        5, "Passes over the retain data, at most; by goal at least 400 steps."
+    )
     optim: str = _option(None, "Optimizer: sgd (the paper), by default with --auto adamw_torch.")
     max_grad_norm: float = _option(1.0, "Clip each side's gradient to this global norm; 0: none.")
     logging_steps: float = _option(1, "Steps from one log entry to the next.")
