@@ -1,11 +1,13 @@
 """UnlearnTrainer on language models: token means, objectives, adapters, early ends."""
 
 import copy
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 import transformers
+from small_models import token_predictions
 from transformers import set_seed
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
@@ -282,3 +284,32 @@ def test_the_last_token_that_is_not_padding_is_the_one_that_is_changed(side):
     check_causal_mask(model, batch | {"labels": torch.tensor([1])})
     with pytest.raises(HamuError, match="the tokenizer has token 99999, the model 320 embeddings;"):
         check_causal_mask(model, {"input_ids": 99999 + 0 * ids, "labels": ids})
+
+
+def test_a_rehearsal_on_texts_takes_batches_of_sixteen(trainer_of, monkeypatch):
+    asked = {"auto": True, "lasting": True, "lookahead_steps": 2, "target_forget_loss": 9.0}
+    run, drawn = trainer_of(**asked).goal_run, []
+
+    @contextmanager
+    def noted(batches):
+        drawn.append([len(batch["labels"]) for batch in batches])
+        yield
+
+    monkeypatch.setattr(run.lookahead, "rehearsed", noted)
+    run.rehearse()
+    assert drawn == [[16], [16, 16]]
+
+
+def test_the_rise_over_texts_is_known_to_the_error_of_a_mean_over_tokens(trainer_of, monkeypatch):
+    run = trainer_of(auto=True, target_forget_loss=9.0).goal_run
+    looks, forget = run._looks, run._looks.predict(run._looks.sets["forget"])
+    looks.sets["retain"] = [*range(50)]  # of which some are measured
+    losses = [[1.0, 2.0], [], [4.0, 4.0, 4.0], [1.0]]
+    both = losses, [[2.0, 3.0], [], [4.0, 4.0, 7.0], [1.0]]
+    found = iter([one for each in both for one in (token_predictions(each), forget)])
+    monkeypatch.setattr(looks, "predict", lambda data: next(found))
+    monkeypatch.setattr(looks, "some_retain", [0, 1, 2, 3])
+    assert run.stand().retain_error == 0.0
+    sizes, change = torch.tensor([2.0, 3.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])
+    off = sizes * (change - 5 / 6)
+    assert run.stand().retain_error == pytest.approx(3 * off.norm().item() / 6)

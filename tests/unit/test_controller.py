@@ -270,6 +270,17 @@ def test_a_run_at_its_goal_goes_on_while_more_than_a_tenth_stands_out(gives_up):
     assert (end.text.endswith("30 measurements in a row lowered no more of these")) == gives_up
 
 
+def test_records_that_stand_out_at_the_start_are_lowered_as_long_as_they_become_fewer():
+    work = Work()
+    work.found = [above(9, 9), *(above(9, n) for n in (8, 8, 7, 7, 6, 6, 5, 1))]
+    work.controller._patience = 2
+    work.start()
+    assert not work.ends
+    while not work.ends:
+        work.step()
+    assert (work.weights, work.ends[0].kind, work.found) == (8, "goal", [])
+
+
 @pytest.mark.parametrize(("stop", "is_called_off", "kind", "text"), [
     (StopReason("skips", "25 steps in a row could not be taken"), False, "skips",
      "25 steps in a row could not be taken; the goal is not reached: 5 of"),

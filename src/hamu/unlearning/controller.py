@@ -138,8 +138,8 @@ class Controller(TrainerCallback):
         self._keep(now)
         self._note(now, 0)
         self._work.focus(now)
-        if self._is_there(now):
-            self.reached = True
+        self.reached = self._is_there(now)
+        if self.reached and not self._stands_out(now):
             words = f"the goal is reached at the start: {self._words()}"
             if (low := _AS_LOW.get(self._goal.kind)) is not None:
                 words += f"; before any step that says only that {low} losses as low"
@@ -236,11 +236,12 @@ class Controller(TrainerCallback):
         is_done = is_there and not self._stands_out(now)
         is_kept = is_done or (may_be_within and self._is_better(now))
         is_due = abs(cost - self.budget) <= error and self._may_measure_all
-        if is_kept and (is_there or is_due):
+        if is_kept and (is_done or (is_there and not self.reached) or is_due):
             cost, error = self._checked_cost(cost), 0.0
         within = now.is_finite and cost <= self.budget
         if is_kept and within and cost + error <= self.budget:
-            self._idle = 0 if now.count > self._best_count else self._idle
+            is_lower = self.reached and int(now.too_high.sum()) < self._best_too_high
+            self._idle = 0 if is_lower or now.count > self._best_count else self._idle
             self._keep(now)
             self.reached = is_there or self.reached
         if within and is_done:

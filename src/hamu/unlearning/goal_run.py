@@ -14,6 +14,7 @@ from torch import Tensor
 from hamu.core.objectives import log_odds, loss_at
 from hamu.data import batch_of
 from hamu.errors import HamuError
+from hamu.evaluation.predictions import TokenPredictions
 from hamu.unlearning.controller import Controller
 from hamu.unlearning.goals import (
     AnyPredictions,
@@ -73,18 +74,25 @@ class GoalRun:
     def stand(self) -> Standing:
         """Measure the forget records, and the retain loss on some records.
 
-        Its error is that of their mean change since all retain records were measured.
+        Its error is that of their mean change since all retain records were measured; of texts a
+        mean over tokens, which are drawn by the record (Cochran 1977, ratio estimates).
         """
         retain = self._looks.predict(self._looks.some_retain)
         self._some = record_losses(retain)
         self._known = self._some if self._known is None else self._known
-        change = self._some - self._known
-        error = _ERRORS * change.std(correction=0).item() / math.sqrt(len(change))
-        is_whole = len(change) == len(self._looks.sets["retain"])
-        return self._measured(retain.losses.mean().item(), 0.0 if is_whole else error)
+        sizes = torch.ones_like(self._some)
+        if isinstance(retain, TokenPredictions):
+            sizes = retain.lengths.double()
+        change = (self._some - self._known).where(sizes > 0, 0.0)
+        off = sizes * (change - (sizes * change).sum() / sizes.sum())
+        is_whole = len(sizes) == len(self._looks.sets["retain"])
+        error = 0.0 if is_whole else _ERRORS * (off.norm() / sizes.sum()).item()
+        return self._measured(retain.losses.mean().item(), error)
 
     def retain_rise(self) -> float | None:
-        """Rise of the loss over all retain records since the start; None if each measures them."""
+        """Rise of the loss over all retain records since the start; None if each measurement is of
+        all, or the start was not measured.
+        """
         start, retain = self.trainer.start_predictions.get("retain"), self._looks.sets["retain"]
         if start is None or len(self._looks.some_retain) == len(retain):
             return None
