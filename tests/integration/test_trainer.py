@@ -16,7 +16,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArgumen
 
 from hamu import HamuError, PairedGradients, UnlearnConfig, UnlearnTrainer, build_method
 from hamu.core.population import FEWEST
-from hamu.data import PairedDataset
+from hamu.data import PairedDataset, subset
 from hamu.unlearning.trainer import sides
 from hamu.unlearning.trainer import trainer as trainer_module
 
@@ -447,3 +447,23 @@ def test_an_optimizer_takes_the_arguments_that_it_knows(model, trainer_of):
     given = {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=true"}
     found = trainer_of(model, **given).create_optimizer()
     assert (found.defaults["momentum"], found.defaults["nesterov"]) == (0.9, True)
+
+
+@pytest.mark.parametrize(("retained", "shares", "passes"), [
+    (50, [1.0, 18 / 32, 1.0, 18 / 32], [50 / 32, 40 / 32]), (20, [1.0] * 4, [1.0, 40 / 20]),
+])  # fmt: skip
+def test_the_running_means_are_told_how_short_a_step_is(
+    model, trainer_of, problem, monkeypatch, retained, shares, passes
+):
+    sides = {"retain": subset(problem.retain, retained, 0), "forget": subset(problem.retain, 40, 0)}
+    trainer = trainer_of(model, **sides, per_device_train_batch_size=32, max_steps=4)
+    combine, told = trainer.pair.combine, []
+
+    def noted(*args, share, **kwargs):
+        told.append(share)
+        return combine(*args, share=share, **kwargs)
+
+    monkeypatch.setattr(trainer.pair, "combine", noted)
+    trainer.train()
+    assert told == shares
+    assert trainer.pair.steps_per_pass == passes

@@ -41,7 +41,7 @@ _CERTAIN = 5.0  # standard errors of the difference
 # Standard errors added to the headroom: of many estimates the lowest decides
 _CAUTION, _CAUTION_IN_DOUBT = 0.5, 2.0
 _DOUBTFUL = 0.2  # standard error of the headroom
-_ROUNDING = 1e-9  # of a pass
+_ROUNDING = 1e-9  # of a pass, and of a cosine
 _PER_HALF_LIFE = 16  # estimates in a half-life: they delay a stop by half their distance
 _ANEW = 64  # steps, at most, until times are counted anew, for float32's digits and range
 
@@ -304,7 +304,8 @@ class Population:
         squares = torch.einsum("m,msl->s", line, sums["squares"])
         kappa, noise = dot.sum(), (squares / norms - 1.0).clamp(min=0.0)
         cos = kappa / norms.prod().sqrt()
-        own = kappa * clip[0] * clip[1], cos.masked_fill(cos.abs() > 1.0, math.nan)
+        cos = cos.masked_fill(cos.abs() > 1.0 + _ROUNDING, math.nan).clamp(-1.0, 1.0)
+        own = kappa * clip[0] * clip[1], cos
         error = _jackknife_error(others) * math.sqrt(self._noise_left(line).max().item())
         error = error if math.isfinite(headroom) else math.inf
         values = (*own, *(getattr(status, name) for name in _READ), *noise)

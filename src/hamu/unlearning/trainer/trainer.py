@@ -394,7 +394,8 @@ class UnlearnTrainer(ResumableTrainer):
         none = torch.zeros_like(next(iter(self._losses.values())))
         losses = torch.stack([self._losses.get(side, none) for side in SIDES]).double()
         keep = self.watch.keep(self.optimizer)
-        pairs, batch = len(self.train_dataset), self.global_batch
+        pairs = len(self.train_dataset)
+        batch = min(self.global_batch, pairs)
         done = self.state.global_step % math.ceil(pairs / batch) * batch
         share = min(1.0, (pairs - done) / batch)  # the last step of an epoch may have fewer
         step = self.pair.combine(scaler, keep=keep, losses=all_reduced(losses), share=share)
@@ -584,7 +585,7 @@ def _prepared(
         max_grad_norm=args.max_grad_norm or None,
         offload_grads=args.offload_grads,
         half_life=half_life if is_noisy and half_life >= 1 else None,
-        steps_per_pass=(max(1.0, retain / batch), max(1.0, forget / batch)),
+        steps_per_pass=(max(1.0, retain / batch), max(1.0, forget / min(batch, retain))),
     )
     if args.pairing == "split":
         pair.use(SplitPairing(pair.parameters, pair.block_of))
