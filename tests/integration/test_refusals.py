@@ -133,6 +133,7 @@ train --data a.npz --model image --test_data a.npz --eval_strategy epoch --metri
 unlearn IMAGE --method ga --lr_scheduler_type cosine_with_min_lr => the schedule cosine_with_min_lr cannot
 unlearn IMAGE --method ga --optim adamw_torch_npu_fused => the optimizer adamw_torch_npu_fused cannot be
 unlearn IMAGE --method ga --optim sgd --optim_args momentm=0.9 => momentm=0.9: SGD takes no momentm from there
+unlearn IMAGE --method ga --optim sgd --optim_args weight_decay=0.5 => SGD takes no weight_decay from there
 train --data a.npz --model resnet8 --optim_args betas=0.8 => betas=0.8: AdamW takes no betas from there; correct
 train --resume --output_dir of-unlearn => of-unlearn holds a run of hamu unlearn; resume it by that
 unlearn --resume --output_dir of-train => of-train holds a run of hamu train; resume it by that
@@ -237,7 +238,8 @@ def test_a_command_for_one_process_that_is_started_in_several(refused, monkeypat
     ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', no whole number from 1 on"),
     ({"WORLD_SIZE": "2", "RANK": "x"}, "RANK is 'x', no whole number from 0 on"),
     ({"LOCAL_WORLD_SIZE": "-1"}, "LOCAL_WORLD_SIZE is '-1', no whole number from 1 on"),
-    ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 and LOCAL_RANK 0, but no launcher has started this"),
+    ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 and LOCAL_RANK empty, but no launcher has started"),
+    ({"LOCAL_RANK": ""}, "WORLD_SIZE is 1 and LOCAL_RANK empty, but no launcher has started this"),
     ({"LOCAL_RANK": "3"}, "WORLD_SIZE is 1 and LOCAL_RANK 3, but no launcher has started this"),
 ])  # fmt: skip
 def test_variables_that_no_launcher_has_set_are_named(refused, monkeypatch, variables, why):

@@ -114,8 +114,8 @@ def refuse_encoder(config: Any, source: str) -> None:
     """Refuse the configuration of a decoder with an encoder, which would be lost."""
     if getattr(config, "is_encoder_decoder", False):
         raise HamuError(
-            f"the model {source} is of type {config.model_type} and would lose its encoder; give a "
-            f"causal language model"
+            f"the model {source} is of type {getattr(config, 'model_type', type(config).__name__)} "
+            f"and would lose its encoder; give a causal language model"
         )
 
 

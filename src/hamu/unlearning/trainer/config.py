@@ -215,11 +215,12 @@ class TrainConfig(TrainingArguments):
         """Check what accelerate launch was given, which bypasses settings and record."""
         flags = map(parse_flag_from_env, ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"))
         told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-        place, count = launched("LOCAL_RANK", 0), world_size()
+        is_alone = world_size() == 1 and os.environ.get("LOCAL_RANK", "-1") == "-1"
         _check(
-            (count == 1 and not place) or "MASTER_ADDR" in os.environ,
-            f"WORLD_SIZE is {count} and LOCAL_RANK {place}, but no launcher has started this "
-            f"process; start by torchrun, or unset both",
+            is_alone or torch.distributed.is_initialized() or "MASTER_ADDR" in os.environ,
+            f"WORLD_SIZE is {world_size()} and LOCAL_RANK "
+            f"{os.environ.get('LOCAL_RANK') or 'empty'}, but no launcher has started this process; "
+            f"start by torchrun, or unset both",
         )
         own = "fp16" if self.fp16 else "bf16" if self.bf16 else "no"
         _check(

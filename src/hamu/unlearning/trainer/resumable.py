@@ -617,10 +617,10 @@ def to_channels_last(model: Any) -> None:
 
 def _check_is_taken(optimizer: torch.optim.Optimizer, name: str, value: str) -> None:
     """Check that a value of --optim_args has become a setting of the optimizer."""
-    found = optimizer.defaults.get(name)
-    as_bool = value.lower() in ("true", "1", "yes")
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    found = [group.get(name) for group in optimizer.param_groups]
     with suppress(ValueError):
-        if found == (as_bool if isinstance(found, bool) else float(value)):
+        if (words.get(value.lower()) if isinstance(found[0], bool) else float(value)) in found:
             return
     raise HamuError(
         f"--optim_args {name}={value}: {type(optimizer).__name__} takes no {name} from there; "
