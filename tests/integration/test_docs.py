@@ -75,6 +75,7 @@ def parse_options(argv, processes="1"):
     assert command in COMMANDS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hamu.unlearning.trainer.config.world_size", lambda: int(processes))
+        patch.setenv("MASTER_ADDR", "127.0.0.1")  # as a launcher sets
         if "--report_to" in rest:
             patch.setattr("hamu.unlearning.trainer.config.named_trackers", str)
         if "--resume" in rest:
