@@ -255,3 +255,8 @@ def test_the_help_of_auto_names_all_options_that_choose_a_run_by_hand():
 def test_a_schedule_judges_its_metric_in_the_metrics_direction(schedule, settings, mode):
     args = UnlearnConfig(output_dir="unused", lr_scheduler_type=schedule, **settings)
     assert args.lr_scheduler_kwargs["mode"] == mode
+
+
+def test_a_local_rank_of_minus_one_is_that_of_a_process_on_its_own(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "-1")
+    assert UnlearnConfig(output_dir="unused").local_rank in (-1, 0)

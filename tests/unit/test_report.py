@@ -249,8 +249,9 @@ def test_the_verdict_names_a_successful_attacker(tmp_path, auc, theirs, records,
 @pytest.mark.parametrize("observed", [image_observations(), text_observations()])
 def test_each_record_counts_in_a_section_of_its_own(tmp_path, observed):
     run = example_run(tmp_path, observed=observed)
-    run.evaluation.update(goal=goal(1, 8), controller=[{"step": 1}])
+    run.evaluation.update(goal=goal(1, 8), controller=[{"step": 1}], ended_kind="criterion")
     words = words_of(run)
+    assert "(figures of" not in words, "a run by goal goes by all forget records"
     assert "8 of 20 records are forgotten by the goal unseen (those whose losses" in words
     assert "Before the run, 1 were." in words
     assert "(goal unseen) 1 of 20 → 8 of 20" in words
