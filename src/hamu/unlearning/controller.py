@@ -72,7 +72,7 @@ _RATE = 0.004  # of the typical size of a trained weight, as the first rate
 _RATE_OF_A_NEW_ADAPTER = 5e-4  # whose weights have no size yet
 _WARM_UP = 20  # steps
 _MOST_GROWTH, _LEAST_GROWTH = 8.0, 1 / 16  # of the rate
-_TOO_HIGH = 2 * LEVEL  # of the records; models retrained without them had at most 8.4 %
+_TOO_HIGH = 2 * LEVEL  # of the records: twice what chance explains
 _PROGRESS = 0.9  # of what was missing may still be missing at the next measurement
 _WORTH_REPAIR = 0.5  # of what the best state misses, at most
 _REHEARSALS = 2  # in a row that a lasting run has to stand
@@ -296,7 +296,7 @@ class Controller(TrainerCallback):
         return now.count > self._best_count or (is_as_good and now.missing < self._best_missing)
 
     def _stands_out(self, now: Standing) -> bool:
-        """True if more records are too high than would be after retraining, and may be lowered."""
+        """True if twice as many as chance explains are too high, and may be lowered."""
         most = _TOO_HIGH * len(now.losses)
         return self._work.lookahead is None and int(now.too_high.sum()) > most
 
