@@ -18,10 +18,12 @@ from hamu.cli.commands import _curvature, _hardness_table
 
 
 class Points(Dataset):
-    def __init__(self, count, seed):
+    def __init__(self, count, seed, label=None):
         generator = torch.Generator().manual_seed(seed)
         self.x = torch.randn(count, 6, generator=generator, dtype=torch.float64)
         self.y = torch.randint(3, (count,), generator=generator)
+        if label is not None:
+            self.y[count // 2] = label
 
     def __len__(self):
         return len(self.y)
@@ -274,14 +276,17 @@ class Untaught(nn.Embedding):
     [
         ({"max_grad_norm": -1.0}, "max_grad_norm -1.0 must be positive, or None for no clipping"),
         ({"learning_rate": math.nan}, "learning_rate nan must be a positive number"),
-        ({"most_batches": 0}, r"most_batches \(--assess_batches\) 0 must be at least 1"),
-        ({"batch_size": 0}, "batch_size 0 must be at least 1"),
-        ({"curvature_samples": -1}, "curvature_samples -1 must be at least 0"),
+        ({"most_batches": 0}, r"most_batches \(--assess_batches\) 0 must be a whole number"),
+        ({"batch_size": 2.5}, "batch_size 2.5 must be a whole number from 1 on"),
+        ({"learning_rate": "1e-4"}, "learning_rate '1e-4' must be a positive number"),
+        ({"curvature_samples": -1}, "curvature_samples -1 must be a whole number from 0 on"),
         ({"bootstrap_memory": math.inf}, "bootstrap_memory inf must be a number of GB, 0 or more"),
         ({"method": build_method("gdiff")}, "method 'gdiff' has no constraint"),
         ({"method": "hamu-q"}, "method 'hamu-q' has no constraint"),
         ({"forget": Points(0, 1)}, "the forget set is empty"),
         ({"model": network().requires_grad_(False)}, "no trainable parameter"),
+        ({"forget": Points(40, 2, label=-100)}, "label -100 does not fit the model"),
+        ({"retain": Points(9, 2, label=3)}, "label 3 does not fit the model, which predicts 3"),
     ],
 )
 def test_what_cannot_be_assessed_is_refused(settings, message):

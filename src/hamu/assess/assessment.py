@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, reduce
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -182,15 +183,15 @@ def check_settings(
 ) -> None:
     """Check the numbers that `assess_model` takes; a HamuError if one is out of range."""
     check_max_norm(max_grad_norm)
-    for name, value, least, expected in (
-        ("learning_rate", learning_rate, 1e-300, "a positive number: that of the run to come"),
-        ("bootstrap_memory", bootstrap_memory, 0, "a number of GB, 0 or more"),
-        ("batch_size", batch_size, 1, "at least 1"),
-        ("most_batches (--assess_batches)", most_batches, 1, "at least 1"),
-        ("curvature_samples", curvature_samples, 0, "at least 0"),
+    for name, value, kind, least, expected in (
+        ("learning_rate", learning_rate, Real, 1e-300, "a positive number: that of the run"),
+        ("bootstrap_memory", bootstrap_memory, Real, 0, "a number of GB, 0 or more"),
+        ("batch_size", batch_size, Integral, 1, "a whole number from 1 on"),
+        ("most_batches (--assess_batches)", most_batches, Integral, 1, "a whole number from 1 on"),
+        ("curvature_samples", curvature_samples, Integral, 0, "a whole number from 0 on"),
     ):
-        if value is not None and not least <= value < math.inf:
-            raise HamuError(f"{name} {value} must be {expected}")
+        if value is not None and not (isinstance(value, kind) and least <= value < math.inf):
+            raise HamuError(f"{name} {value!r} must be {expected}")
 
 
 def assess_model(

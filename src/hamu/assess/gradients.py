@@ -92,8 +92,16 @@ class AssessedModel:
             yield {key: value.to(device) for key, value in batch.items()}
 
     def score(self, batch: Mapping[str, Tensor]) -> Scored:
-        """Predictions for a batch."""
-        return Scored.of(predict_logits(self.model, batch), batch["labels"])
+        """Predictions for a batch; a HamuError if a label is none of the model's."""
+        scored = Scored.of(predict_logits(self.model, batch), batch["labels"])
+        known = scored.logits.shape[1]
+        wrong = (scored.labels < 0) | (scored.labels >= known)
+        if wrong.any():
+            raise HamuError(
+                f"label {scored.labels[wrong][0].item()} does not fit the model, which predicts "
+                f"{known} labels; correct it, or leave its record out"
+            )
+        return scored
 
     def total(self, scored: Scored) -> Tensor:
         """Loss of these predictions, summed."""
