@@ -152,7 +152,7 @@ def by_method(name: str, label: int, work: Path) -> dict[str, Any]:
     if "auto" in settings:
         settings |= {"max_steps": 400 if name == "sharpness-aware" else -1}
     args = UnlearnConfig(output_dir=str(work / "unused"), per_device_train_batch_size=128, eval_strategy="no",
-                         eval_on_start=False, use_cpu=True, **settings)  # fmt: skip
+                         use_cpu=True, **settings)  # fmt: skip
     set_seed(args.seed)
     within = WithinBudget()
     trainer = quiet_trainer(model, problem, args, [within])

@@ -183,7 +183,7 @@ def run(case, folder, steps, saves=None, resumes=None, target=None):
     is_split = bool(how & {"split", "small", "unequal"})
     each = GLOBAL_BATCH // (world_size() // 2 if is_split else world_size()) // int(accumulation)
     start = "-".join((kind, method, accumulation, optimizer))
-    quiet = {"eval_strategy": "no", "eval_on_start": False, "disable_tqdm": True}
+    quiet = {"eval_strategy": "no", "eval_on_start": "goal" in how, "disable_tqdm": True}
     args = UnlearnConfig(
         output_dir=str(folder / start),
         method=method,

@@ -135,8 +135,8 @@ def trainer_of(problem, tmp_path):
 
     def make(model, *, retain=problem.retain, forget=problem.forget, test=None, callbacks=None,
              optimizers=(None, None), retain_predictions=None, **settings):  # fmt: skip
-        defaults = {"eval_strategy": "no", "eval_on_start": False, "per_device_train_batch_size": 256, "max_steps": 3,
-                    "constraint_mode": "relative", "stopping": "off", "disable_tqdm": True}  # fmt: skip
+        defaults = {"eval_strategy": "no", "eval_on_start": "auto" in settings, "max_steps": 3,
+                    "per_device_train_batch_size": 256, "constraint_mode": "relative", "stopping": "off", "disable_tqdm": True}  # fmt: skip
         settings = {"output_dir": str(tmp_path / "run")} | defaults | settings
         trainer = UnlearnTrainer(model, UnlearnConfig(**settings), retain_dataset=retain, forget_dataset=forget,
                                  test_dataset=test, callbacks=callbacks, optimizers=optimizers,

@@ -52,7 +52,7 @@ def by_goal(trainer_of, model, problem, **settings):
 
 def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     before = retain_loss(model, whole_class)
-    trainer = by_goal(trainer_of, model, whole_class, eval_on_start=True)
+    trainer = by_goal(trainer_of, model, whole_class)
     assert trainer.goal_run.goal.kind == "erased", "the default where none of the class is retained"
     assert trainer.stop.kind == "goal"
     assert predicted(model, whole_class.forget).correct.double().mean() <= 0.05

@@ -42,7 +42,7 @@ def start():
 def trainer_of(start, tmp_path):
     def make(model=None, forget=None, retain=None, retain_predictions=None, **settings):
         base, _, sides = start
-        defaults = {"eval_strategy": "no", "eval_on_start": False, "max_steps": 2}
+        defaults = {"eval_strategy": "no", "eval_on_start": "auto" in settings, "max_steps": 2}
         defaults |= {"per_device_train_batch_size": 6, "learning_rate": 0.05}
         defaults |= {"constraint_mode": "relative", "stopping": "off"}
         args = UnlearnConfig(output_dir=str(tmp_path / "run"), **defaults | settings)

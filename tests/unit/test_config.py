@@ -63,6 +63,7 @@ def test_training_and_unlearning_refuse(settings, message):
         (GOAL | {"target_share": 1.5}, "target_share 1.5 must be a share in (0, 1]"),
         (GOAL | {"lr_scheduler_type": "cosin"}, "lr_scheduler_type 'cosin' is unknown; did"),
         (GOAL | {"optim": "sgd"}, "optim sgd does not go with a run by goal (auto), whose rates"),
+        (GOAL | {"eval_on_start": False}, "eval_on_start False does not go with a run by goal"),
         (GOAL | {"method": "gdiff"}, "method gdiff does not go with a run by goal"),
         (LASTING | {"forget_objective": "npo"}, "forget_objective npo does not go with --lasting"),
         (

@@ -72,6 +72,7 @@ _WITH: dict[str, dict[str, tuple[Any, ...]]] = {
         "forget_objective": (None, "bounded"),
         "load_best_model_at_end": (False,),  # its controller keeps the best state
         "freeze_batchnorm": (True,),  # it goes back to weights, not to statistics
+        "eval_on_start": (True,),  # its budget counts from all retain records
         "dataloader_num_workers": (0,),  # it chooses the records of the next step by the last
     },
     "lasting": {
