@@ -385,6 +385,23 @@ def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
     )
 
 
+@pytest.mark.parametrize(("between", "rises"), [
+    ((9, START + 0.2), []),
+    ((9, START + 0.06), [0.2]),  # by all retain records; by so much later ones count as dearer
+    ((3, START + 0.06), []),
+])  # fmt: skip
+def test_only_rehearsals_of_cycles_in_a_row_within_the_budget_count(between, rises):
+    after = (9, START + 0.06 - sum(rises))
+    found = [(9, START + 0.06), between, after, after]
+    work = Work(*found, rehearsals=[(9, 9)] * 4).start()
+    work.rises = rises
+    for _ in range(3):
+        work.step()
+    assert not work.ends
+    work.step()
+    assert [end.kind for end in work.ends] == ["goal"]
+
+
 def test_a_lasting_run_that_gives_up_has_the_latest_state_and_says_that_none_lasts():
     work = Work((10, START), *[(9, START + 0.06)] * 20, rehearsals=[(9, 7)] * 20).run()
     [end] = work.ends

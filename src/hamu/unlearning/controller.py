@@ -13,8 +13,8 @@ targets, with HAMU-Q on the bounded objective as the engine:
             records where some cannot tell, to three standard errors, if it is within the budget,
             as often as half of the time allows; else it is not kept
         end if the share is reached within the budget, by all retain records too, and at most a
-            tenth is too high (a lasting run: if it is reached after fine-tuning a copy, twice in a
-            row, however high)
+            tenth is too high (a lasting run: if it is reached after fine-tuning a copy, in two
+            cycles in a row within the budget, however high)
         the budget is exceeded           ->  φ halved: the steps repair the retain loss. If φ was
             above a fifth (φ a tenth then; not in a lasting run), or the loss still rises at the
             least φ (η halved): back to the best state, unless half of what that misses is done (a
@@ -239,6 +239,8 @@ class Controller(TrainerCallback):
         if is_kept and (is_done or (is_there and not self.reached) or is_due):
             cost, error = self._checked_cost(cost), 0.0
         within = now.is_finite and cost <= self.budget
+        if self._can_rehearse and not within:
+            self._lasted = 0
         if is_kept and within and cost + error <= self.budget:
             is_lower = self.reached and int(now.too_high.sum()) < self._best_too_high
             self._idle = 0 if is_lower or now.count > self._best_count else self._idle
@@ -302,11 +304,12 @@ class Controller(TrainerCallback):
 
     def _is_there(self, now: Standing) -> bool:
         """True if enough records are forgotten, and with look-ahead stay so after fine-tuning."""
-        if now.share < self._goal.share or self._work.lookahead is None:
-            return now.share >= self._goal.share
+        has_share = now.share >= self._goal.share
+        if self._work.lookahead is None:
+            return has_share
         if not self._can_rehearse:
             return False
-        is_passed = self._rehearse() / len(now.losses) >= self._goal.share
+        is_passed = has_share and self._rehearse() / len(now.losses) >= self._goal.share
         self._lasted = self._lasted + 1 if is_passed else 0
         return self._lasted >= _REHEARSALS
 
