@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Bytecode is written where it is first imported, which takes less time than compiling all that is installed.
+export PYTHONDONTWRITEBYTECODE :=
 QUICK := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo test test-lowest test-wheel docs bench lint venv clean
