@@ -165,6 +165,18 @@ def test_it_looks_at_no_more_batches_than_asked():
     assert found.curvature is found.verdict.learning_rate is None
 
 
+def test_a_frontier_by_a_sample_gives_at_least_what_it_demands():
+    """The noise is taken off the norms, which can leave less than the product of the gradients."""
+    longer = False
+    for seed in range(6):
+        found = assessed(batch_size=8, most_batches=2, seed=seed, **QUICK)
+        points = found.frontiers["hamu-q"]
+        assert (points.forget_change >= points.demand - 1e-9).all()
+        limit = (found.gram.retain_sq * found.gram.forget_sq).sqrt()
+        longer = longer or (found.gram.dot.abs() >= 0.999999 * limit).any()
+    assert longer, "no product was too large"
+
+
 def test_the_changes_in_the_verdict_are_those_of_the_losses_as_they_are():
     """Clipping shortens the gradients; the changes are those of the losses all the same."""
     model = network()

@@ -215,7 +215,11 @@ class PartedGram(NamedTuple):
                 again = (n - 1) / n if counts else 0.0
                 squares[place] = squares[place] - (share + again) * self.noise(SIDES[place])
         retain, forget = (square.clamp(min=0) for square in squares)
-        return PairGram(retain, forget, of_r[:, m:] @ f, self.eps)
+        dot = of_r[:, m:] @ f
+        if any(self.unmeasured):  # noise taken off the squares alone can leave cosines above 1
+            limit = (retain * forget).sqrt()
+            dot = dot.clamp(-limit, limit)
+        return PairGram(retain, forget, dot, self.eps)
 
     def noise(self, side: str) -> Tensor:
         """Noise tr Σ/n in ‖g‖² of each block, [L]; 0 if there is one part.
