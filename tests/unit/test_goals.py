@@ -187,6 +187,15 @@ def test_a_goal_that_lacks_what_it_compares_with_names_it(sets, kind, message):
     assert choose_goal(sets, asked(None), has_retain_model=False) is None
 
 
+@pytest.mark.parametrize(("losses", "quarters"), [
+    ([0, 1, 2, 3, math.inf], [0, 1, 2, 3, math.inf]), ([1, 1, *[math.inf] * 3], [1, 1, *[math.inf] * 3]),
+])  # fmt: skip
+def test_quantiles_of_losses_that_are_infinite_are_no_nan(losses, quarters):
+    losses = torch.tensor(losses, dtype=torch.float64)
+    found = Standing(losses, Targets(losses, losses, losses), losses >= 0).figures()
+    assert [*found["loss_quantiles"].values()] == quarters
+
+
 def test_figures_show_quantiles_and_the_ten_worst_of_those_that_are_not_forgotten():
     losses = torch.arange(20, dtype=torch.float64).flip(0) / 10
     target = torch.full_like(losses, 1.45)

@@ -36,6 +36,7 @@ _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, 
 _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
 _CHANCES_AT_ONCE, _ROUNDING = 1 << 22, 1e-8  # of all ranks; of their sums
 _LEAST = 1e-12  # loss, whose log-odds are finite
+_QUANTILES = ("linear", "lower")
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
 MEANINGS = {  # condition that the forgotten records meet
     "unseen": "those whose losses are at least as high as those of records never trained on, as "
@@ -152,7 +153,9 @@ class Standing:
         away = [i for i in furthest if not self.forgotten[i]]
         losses, least = self.losses.tolist(), self.targets.least.tolist()
         shares = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
-        quantiles = self.losses.quantile(torch.tensor([*shares.values()], dtype=torch.float64))
+        wanted = torch.tensor([*shares.values()], dtype=torch.float64)
+        quantiles, lower = (self.losses.quantile(wanted, interpolation=how) for how in _QUANTILES)
+        quantiles = quantiles.where(~quantiles.isnan(), lower)  # beside an infinite loss
         return {
             "records": len(self.losses),
             "forgotten": self.count,
