@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from hamu import HamuError, UnlearnConfig
 from hamu.data import ImageData, UnlearningData
@@ -41,6 +42,24 @@ def test_training_of_the_original_shows_its_bar_unless_told_not_to(tmp_path, dat
         args = TrainConfig(output_dir=str(tmp_path), max_steps=1, disable_tqdm=quiet)
         train_original(new_classifier("resnet8", data, [0.5], [0.5]), data, args)
         assert bool("".join(capfd.readouterr())) is not quiet
+
+
+class WithOwnLoss(nn.Sequential):
+    def forward(self, pixel_values, labels=None):
+        logits = super().forward(pixel_values)
+        return logits if labels is None else {"loss": F.cross_entropy(logits, labels)}
+
+
+def test_a_short_last_part_of_a_batch_weighs_by_its_records(tmp_path, data):
+    weights = []
+    for size, parts in ((24, 1), (10, 3)):
+        args = TrainConfig(output_dir=str(tmp_path), max_steps=2, learning_rate=0.1,
+                           per_device_train_batch_size=size, gradient_accumulation_steps=parts)  # fmt: skip
+        torch.manual_seed(0)
+        model = WithOwnLoss(nn.Flatten(), nn.Linear(16, 3))
+        train_original(model, data, args)
+        weights.append(model[1].weight)
+    torch.testing.assert_close(*weights)
 
 
 @pytest.mark.parametrize(

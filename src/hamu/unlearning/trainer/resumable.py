@@ -19,7 +19,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from inspect import signature
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,7 +68,6 @@ _logger = logging.getLogger(__name__)
 # Settings that a resumed run keeps; the jobs compare all of config.yaml
 _DECIDING = ("seed", "data_seed", "optim", "learning_rate", "lr_scheduler_type", "forget_objective")
 _OPTIMIZER, _SCHEDULER, _RUN = "optimizer.pt", "scheduler.pt", "run.pt"
-_ONE_LABEL = "single_label_classification"
 _EACH_MAY_BE_BEST = (SaveStrategy.NO, SaveStrategy.BEST)
 _CLASSES: list[Any] = [Predictions, TokenPredictions, StopReason]  # in a run's state
 
@@ -556,7 +555,7 @@ def train_original(
         data_collator=collate,
         train_dataset=data,
         eval_dataset=eval_data,
-        compute_loss_func=None if of_texts else _loss_for(model, args.label_smoothing_factor),
+        compute_loss_func=None if of_texts else partial(_loss, args.label_smoothing_factor),
         compute_metrics=None if of_texts else _accuracy,
         callbacks=callbacks,
     )
@@ -575,18 +574,11 @@ def check_finite(what: str, broken: str | None, rate: float) -> None:
         raise HamuError(f"{what} diverged: {broken} is not finite; lower --learning_rate {rate}")
 
 
-def _loss_for(model: Any, smoothing: float) -> Callable[..., Tensor] | None:
-    """Cross-entropy for a classifier that has another loss or none; None if it has this one."""
-    kind = getattr(getattr(model, "config", None), "problem_type", None)
-    if "labels" in signature(model.forward).parameters and kind in (None, _ONE_LABEL):
-        return None
-
-    def loss(output: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        logits, count = logits_of(output).float(), num_items_in_batch
-        total = cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
-        return total / (len(labels) if count is None else count)
-
-    return loss
+def _loss(smoothing: float, output: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    """Cross-entropy of a classifier over the records of a step, whatever loss it has itself."""
+    count = len(labels) if num_items_in_batch is None else num_items_in_batch
+    logits = logits_of(output).float()
+    return cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing) / count
 
 
 def _accuracy(prediction: EvalPrediction) -> dict[str, float]:
