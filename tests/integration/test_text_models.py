@@ -1,5 +1,6 @@
 """The models that a command names, with tokenizer, base and adapter, and their precision."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -68,6 +69,26 @@ def test_a_base_is_that_of_the_named_adapter_and_a_new_adapters_is_the_model(wor
         Path("other").rename("elsewhere")
     assert run(f"{UNLEARN} {words}") == 0
     assert not_held(capsys) == []
+
+
+def test_a_base_that_is_given_is_not_that_of_another_adapter(capsys):
+    """But for the model itself, which may be put on another base than its own."""
+    shutil.copytree("adapter", "moved")
+    config = read("moved/adapter_config.json") | {"base_model_name_or_path": "gone"}
+    Path("moved/adapter_config.json").write_text(json.dumps(config))
+    losses = {}
+    for out, words in (
+        ("one", "--model adapter"),
+        ("two", "--model moved --base_model original --retain_model adapter"),
+        ("three", "--model adapter --base_model original"),
+    ):
+        assert run(f"evaluate {DATA} --generate 0 {words} --output_dir {out}") == 0
+        losses[out] = read(f"{out}/evaluation.json")
+    assert losses["two"]["retain_model"]["forget"]["loss"] == losses["one"]["forget"]["loss"]
+    assert losses["three"]["forget"]["loss"] == losses["two"]["forget"]["loss"]
+    assert losses["two"]["forget"]["loss"] != losses["one"]["forget"]["loss"]
+    said = "the adapter adapter is of other; --base_model puts it on original"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_an_adapter_finds_its_base_from_any_folder_and_no_file_names_the_folder(

@@ -220,8 +220,8 @@ def _with_saved_adapter(model: Any, source: str) -> Any:
     for other in sorted(Path(where).glob(f"*/{ADAPTER_CONFIG}")) if is_main() else ():
         _logger.warning("the adapter in %s is not used; name that folder for it", other.parent)
     remedy = (
-        "; if tokens were added before it was trained, resize the embeddings of its base model too "
-        "(resize_token_embeddings), save that, and name it with --base_model"
+        "; name the base model that it was made for with --base_model; if tokens were added before "
+        "it was trained, resize the embeddings of that (resize_token_embeddings), and save it"
     )
     with reading(f"the adapter {source} is damaged", "; start from a whole copy"):
         open_tensors(Path(where).glob(ADAPTER_WEIGHTS))

@@ -18,7 +18,7 @@ from hamu.evaluation.answers import generate_answers
 from hamu.evaluation.membership import privleak
 from hamu.evaluation.predictions import predict, predict_tokens
 from hamu.evaluation.reports import classifier_report, further_figures, text_report
-from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, located
+from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, is_of_hub, located
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.goals import check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
@@ -491,7 +491,7 @@ class TextTask(Task):
         return None
 
     def load_model(self, source: str, base: str | None = None, adapter: Any = None) -> Any:
-        base, dtype = base or self.run.base_model, self.dtype()
+        base, dtype = base or self._given_base(source), self.dtype()
         model = language.load_language_model(
             source, base_model=base, adapter=adapter, dtype=dtype, **self.trust
         )
@@ -523,7 +523,17 @@ class TextTask(Task):
         return run.model_dtype or language.default_dtype(has_adapter=has_adapter)
 
     def base_of(self, source: str, base: str | None = None) -> str | None:
-        return language.base_of(source, base or self.run.base_model)
+        return language.base_of(source, base or self._given_base(source))
+
+    def _given_base(self, source: str) -> str | None:
+        """The base model given for an adapter: for --model, or where the adapter's own is gone."""
+        given, own = self.run.base_model, language.adapter_base(source)
+        is_other = source != str(self.run.model)
+        if given is None or (is_other and (own is not None or is_of_hub(source))):
+            return None
+        if own is not None and language.place_of(given) != language.place_of(own):
+            self.tell(f"the adapter {source} is of {own}; --base_model puts it on {given}")
+        return given
 
     def settle_adapter(self) -> None:
         run, source = self.run, str(self.run.model)
