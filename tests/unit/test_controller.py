@@ -120,6 +120,8 @@ def above(count, too_high):
 def test_progress_after_going_back_is_that_over_the_state_gone_back_to():
     work = Work((3, START + 0.04), (9, START + 5.0), (5, START + 0.04)).run()
     assert (work.demand, work.controller.rate) == (0.1, 0.5 * work.controller._first_rate)
+    kept = work.controller.steps_of_best, work.controller.updates_of_best
+    assert kept == (3, 2), "one was lost by going back"
 
 
 @pytest.mark.parametrize(("found", "demand", "growth"), [

@@ -84,7 +84,7 @@ _SAVED = (
     *("rate", "history", "ended", "reached", "start_loss", "steps_of_best", "_first_rate", "_free"),
     *("_best_count", "_best_cost", "_best_missing", "_records", "_least_missing", "_last_missing"),
     *("_last_cost", "_idle", "_lasted", "_last_too_high", "_in_mean", "_beyond", "_good", "_mean"),
-    *("_best_too_high", "_checked_at"),
+    *("_best_too_high", "_checked_at", "updates_of_best", "_undone"),
 )
 
 
@@ -113,7 +113,8 @@ class Controller(TrainerCallback):
         self._best_count, self._best_cost, self._records, self._best_too_high = -1, math.inf, 0, 0
         self._best_missing = self._least_missing = self._last_missing = self._last_cost = math.inf
         self._idle = self._lasted = self._last_too_high = self._checked_at = 0
-        self.steps_of_best = 0  # taken
+        self.steps_of_best = self.updates_of_best = 0  # taken until then, and left in its weights
+        self._undone = 0  # steps taken that the weights have lost by going back
         self._beyond = 0.0  # rise over all retain records less that of the measured, last known
         self._free: list[bool] = []
         self._good: list[Tensor] = []
@@ -384,12 +385,14 @@ class Controller(TrainerCallback):
         self._best_too_high = int(now.too_high.sum())
         self._records = len(now.losses)
         self.steps_of_best = self._work.trainer.steps_taken
+        self.updates_of_best = self.steps_of_best - self._undone
         self._best_cost = now.retain_loss - self.start_loss + self._beyond
 
     @torch.no_grad()
     def _go_back(self) -> None:
         """Restore the kept state, without what optimizer and point ahead remember of another."""
         torch._foreach_copy_(self._parameters, self._good)
+        self._undone = self._work.trainer.steps_taken - self.updates_of_best
         if self._optimizer is not None:
             self._optimizer.state.clear()
         if self._work.lookahead is not None:

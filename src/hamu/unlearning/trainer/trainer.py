@@ -253,7 +253,7 @@ class UnlearnTrainer(ResumableTrainer):
     @property
     def _steps_in_model(self) -> int:
         if self.controller is not None and self.controller.ended:
-            return self.controller.steps_of_best
+            return self.controller.updates_of_best
         return self.steps_taken if self._steps_of_best is None else self._steps_of_best
 
     @property
@@ -509,7 +509,9 @@ class UnlearnTrainer(ResumableTrainer):
         prefix, step = metric_key_prefix, self.state.global_step
         evaluated = [e["step"] for e in self.state.log_history if f"{prefix}_forget_loss" in e]
         # evaluated before the run was resumed; or those of other weights, not the last step's
-        is_known = step in evaluated or self._steps_in_model != self.steps_taken
+        by = self.controller
+        kept = by.steps_of_best if by is not None and by.ended else self._steps_in_model
+        is_known = step in evaluated or kept != self.steps_taken
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
             broadcast([one for module in self._batchnorms for one in module.buffers()])
