@@ -338,13 +338,13 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
     best.evaluation["steps_in_model"] = 10
     table = several([last, best])
     assert [row[2:4] for row in table.rows] == [["+1", "+0.1111"], ["+0.5", "+0.05556"]]
-    assert "by best is that after 10 of 19 steps, not the last one." in table.caption
+    assert "by best is one with 10 of 19 steps behind it." in table.caption
     assert "by last" not in table.caption
     [chart] = trajectories([last, best], looks_of(["ga", "ga"]))
     last_line, best_line, ring = chart.figure.data
     assert (ring.x[0], ring.y[0]) == pytest.approx((0.5 / 9, 0.5))
     assert last_line.y[-1] == best_line.y[-1] == 1.0, "all of the trajectory is drawn"
-    assert "The model saved is that after 10 of 19 steps" in words_of(best)
+    assert "The model saved is one with 10 of 19 steps behind it" in words_of(best)
     assert "The model saved" not in words_of(last)
 
 

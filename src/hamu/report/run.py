@@ -152,7 +152,7 @@ class Run:
         found = self.evaluation or {}
         taken = found.get("steps_taken", 0)
         kept = found.get("steps_in_model", taken)
-        return "" if kept == taken else f"that after {kept:,} of {taken:,} steps, not the last one"
+        return "" if kept == taken else f"one with {kept:,} of {taken:,} steps behind it"
 
     def objective(self, side: str) -> str | None:
         """Name of the objective that the steps log; None if method or settings are unknown."""

@@ -47,7 +47,7 @@ _FIGURES = {
     "membership_inference": "membership inference",
     "against_retain_model": "distance to the retain model",
 }
-_OF_STANDING = ("records", "forgotten", "loss_quantiles")
+_OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
 # Statements, each with what the record says and the function that finds it again.
 _Checks = Iterator[tuple[str, Any, Callable[[], Any]]]
 
@@ -121,7 +121,8 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
 
     def goal() -> dict[str, Any]:
         is_there = found["goal"]["reached"] and has_share(found["goal"])
-        return {"share": sources.args.target_share, "reached": is_there}
+        budget = sources.args.max_retain_increase if sources.args.auto else None
+        return {"share": sources.args.target_share, "budget": budget, "reached": is_there}
 
     def steps() -> dict[str, int]:
         logged = logged_steps(run)  # the steps taken, if each was logged
@@ -206,14 +207,15 @@ def _of_figures(found: Found, sources: NamedSources) -> _Checks:
         return again
 
     def standing(role: str) -> dict[str, Any]:
-        """Counts and quantiles; the recorded count if records next to their target explain it."""
-        now, near, said = sources.standing(role, goal), 0, goal[role]["forgotten"]
-        if goal["kind"] != "erased":
-            least = now.targets.least
-            reach = TOLERANCE[sources.precision()] * least
-            near = int(((now.losses - least).abs() <= reach).sum())
+        """Counts and quantiles; the counts recorded if records next to a limit explain them."""
+        now, reach = sources.standing(role, goal), TOLERANCE[sources.precision()]
         again = {key: now.figures()[key] for key in _OF_STANDING}
-        return again | ({"forgotten": said} if abs(said - now.count) <= near else {})
+        limits = {"forgotten": now.targets.least, "too_high": now.targets.most}
+        for key, limit in limits.items() if goal["kind"] != "erased" else ():
+            is_near = limit.isfinite() & ((now.losses - limit).abs() <= reach * limit)
+            if abs(goal[role][key] - again[key]) <= int(is_near.sum()):
+                again[key] = goal[role][key]
+        return again
 
     for role in ("after", "before"):
         for part, name in _FIGURES.items():
