@@ -214,13 +214,17 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     start = ours.mean(result.figure, 0)
     known = by_model[ORIGINAL].mean(result.figure, 0) if ORIGINAL in by_model else 1.0
     forgotten = start - known if is_text else known - start
+    still = f"the model recognises {percent(start)} of the records before the attack"
     if not is_text and retrained is None and forgotten < _MARGIN:
-        still = f"the model recognises {percent(start)} of the records before the attack"
         return None, f"{still}, as one that never saw them may; give --retain_model", 0
     if forgotten <= 0:
         alike = "does as well on the forget set as the original does"
         said = alike if ORIGINAL in by_model else "recognises all of the forget set"
         return None, f"the model {said}", 0
+    if not is_text and retrained is not None and forgotten < _MARGIN:
+        theirs = retrained.mean(result.figure, 0)
+        if start - theirs > _MARGIN:
+            return None, f"{still}, the retain model {percent(theirs)}: too few are forgotten", 0
     if is_text and forgotten < _LEAST_RISE:
         rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
         return None, f"{rise}; a share needs {_LEAST_RISE}", 0
@@ -233,8 +237,7 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
             return 0.0
         more = back - max(0.0, _given_back(result, RETRAINED, steps))
         # of images that were never gone, as those that a model generalises to, none comes back
-        is_ours = not is_text and role == UNLEARNED and forgotten >= _MARGIN
-        return min(more, back - start) if is_ours else more
+        return min(more, back - start) if not is_text and role == UNLEARNED else more
 
     most = _MARGIN + 1e-9
     judged = [steps for steps in reversed(ours.at) if 0 < steps <= _AT_MOST]
