@@ -209,7 +209,9 @@ def test_trials_at_a_level_and_attacks_on_the_state_there(compare, tmp_path, mon
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")}
     assert compare(*words, *attacks, "--attack_records", 10)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("attack.json")} == before
+    shutil.copytree(state_of / "attack", runs / row["run"] / "attack")  # as if of its own model
     out = compare(*words, "--constraint", 0.5, "--forget_weight", 0.5, "--attack_steps", 2)[1]
+    assert not any(one.get("relearned") for one in read(runs / "comparison.json")["runs"])
     assert "not in this table" not in out, "repeated runs have no settings to name"
     unused = "without effect on these runs: attack_steps, constraint, forget_weight\n"
     assert unused in out, "no attacks; --trials draws the strengths"

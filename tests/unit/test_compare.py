@@ -139,7 +139,7 @@ def test_at_a_level_rows_are_ranked_by_the_gain_there_and_only_the_best_settings
     page = markdown_page(found)
     for said in ("| gain there | step there | test acc there |", "| -0.25 | 3.5 | 75.0% |",
                  "there: where the forget loss is 7 (by interpolation) or more, whichever is better; the gain",
-                 "never there: ft, kl"):  # fmt: skip
+                 "never there: ft\n", "hypervolume of all 4 runs over"):  # fmt: skip
         assert said in page
     assert len(found.summary()["runs"]) == 5, "comparison.json has all of them"
     both = {"forget_gain": 3.0, "retain_gain": 1.0}
@@ -162,6 +162,13 @@ def test_a_mean_at_a_level_is_one_of_all_seeds_or_none():
     again = failed("ga") | {"run": "ga-at", "seed": 2}  # the state there, run again for an attack
     ga, *_ = Comparison((*rows, again), None, Level("retain", 1.0)).means
     assert (ga["method"], ga["at_gain"]["mean"], ga["runs"]) == ("ga", -0.75, 2)
+    rows[1] |= {"failed": "the losses of its model are not finite", "relearned": 0.5}
+    ga, gdiff, *_ = Comparison(tuple(rows), None, Level("retain", 1.0)).means
+    assert (ga["at_gain"]["mean"], ga["runs"], ga["relearned"]) == (-0.75, 1, None)
+    assert ga["at_step"]["mean"] == 3.5
+    rows[3]["at_step"] = None
+    _, gdiff, _ = Comparison(tuple(rows), None, Level("retain", 1.0)).means
+    assert gdiff["at_step"] is None
 
 
 @pytest.mark.parametrize("method", method_classes())

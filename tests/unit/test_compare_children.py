@@ -187,3 +187,13 @@ def test_a_signal_between_two_rounds_of_runs_ends_the_next_at_once():
     pool.ask_to_end(signal.SIGTERM)
     with pytest.raises(Interrupted, match=r"^interrupted by SIGTERM; not finished: 1; the same"):
         run_waiting(Round(), pool, Console(quiet=True), "reproduce")
+
+
+def test_ctrl_c_is_held_back_from_a_server_that_starts(monkeypatch):
+    masks = []
+    look = lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))  # noqa: E731
+    monkeypatch.setattr(children.resource_tracker, "ensure_running", look)
+    with children._start_in({}):
+        look()
+    look()
+    assert [signal.SIGINT in mask for mask in masks] == [False, True, False]

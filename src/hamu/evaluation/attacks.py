@@ -214,20 +214,8 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     start = ours.mean(result.figure, 0)
     known = by_model[ORIGINAL].mean(result.figure, 0) if ORIGINAL in by_model else 1.0
     forgotten = start - known if is_text else known - start
-    still = f"the model recognises {percent(start)} of the records before the attack"
-    if not is_text and retrained is None and forgotten < _MARGIN:
-        return None, f"{still}, as one that never saw them may; give --retain_model", 0
-    if forgotten <= 0:
-        alike = "does as well on the forget set as the original does"
-        said = alike if ORIGINAL in by_model else "recognises all of the forget set"
-        return None, f"the model {said}", 0
-    if not is_text and retrained is not None and forgotten < _MARGIN:
-        theirs = retrained.mean(result.figure, 0)
-        if start - theirs > _MARGIN:
-            return None, f"{still}, the retain model {percent(theirs)}: too few are forgotten", 0
-    if is_text and forgotten < _LEAST_RISE:
-        rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
-        return None, f"{rise}; a share needs {_LEAST_RISE}", 0
+    if too_little := _too_little(is_text, by_model, start, forgotten):
+        return None, too_little, 0
 
     def excess(steps: int, role: str = UNLEARNED) -> float:
         back = _given_back(result, role, steps)
@@ -249,6 +237,27 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         if max(judged, default=0) < _AT_LEAST:
             return None, _original_passes(by_model), 0
     return True, "", max(judged, key=excess)
+
+
+def _too_little(
+    is_text: bool, by_model: Mapping[str, Outcome], start: float, forgotten: float
+) -> str:
+    """Reason for which too little was forgotten to come back; "" if enough was."""
+    retrained, few = by_model.get(RETRAINED), not is_text and forgotten < _MARGIN
+    still = f"the model recognises {percent(start)} of the records before the attack"
+    if few and retrained is None:
+        return f"{still}, as one that never saw them may; give --retain_model"
+    if forgotten <= 0:
+        alike = "does as well on the forget set as the original does"
+        return f"the model {alike if ORIGINAL in by_model else 'recognises all of the forget set'}"
+    if few and retrained is not None:
+        theirs = retrained.mean("recognised", 0)
+        if start - theirs > _MARGIN:
+            return f"{still}, the retain model {percent(theirs)}: too few are forgotten"
+    if is_text and forgotten < _LEAST_RISE:
+        rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
+        return f"{rise}; a share needs {_LEAST_RISE}"
+    return ""
 
 
 def _original_passes(by_model: Mapping[str, Outcome]) -> str:

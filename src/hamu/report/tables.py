@@ -370,7 +370,9 @@ def remarks(comparison: Comparison) -> list[str]:
     volumes = sorted(comparison.hypervolumes.items(), key=lambda item: -item[1])
     found = ", ".join(f"{name} {one:.4g}" for name, one in volumes)
     origin = f"({reference.forget:g}, {reference.retain:.4g})"
-    lines += [CAPTION, *([f"hypervolume over {origin}: {found}"] * bool(comparison.start))]
+    all_runs = [row for row in comparison.rows if not row["failed"]]
+    of = f" of all {len(all_runs)} runs" if len(comparison.shown) < len(comparison.rows) else ""
+    lines += [CAPTION, *([f"hypervolume{of} over {origin}: {found}"] * bool(comparison.start))]
     if (level := comparison.level) is not None:
         other, beyond = ("-ΔL_r", "more") if level.side == "forget" else ("ΔL_f", "less")
         _, rise = comparison.level_gain or ("", 1.0)
@@ -382,9 +384,10 @@ def remarks(comparison: Comparison) -> list[str]:
         lines.append(
             f"there: where the {level.side} loss is {level.loss:g} (by interpolation) or {beyond}, "
             f"whichever is better; the gain is {other}. relearned: share of forgotten images "
-            f"recognised, or loss of forgotten texts, after the attack {attacks.RELEARN_RETAIN}"
+            f"recognised, or mean over forgotten texts of their loss, after the attack "
+            f"{attacks.RELEARN_RETAIN} on the first evaluated state there"
         )
-        never = {row["method"] for row in comparison.rows} - comparison.best_settings().keys()
+        never = {row["method"] for row in all_runs} - comparison.best_settings().keys()
         lines += [f"never there: {', '.join(sorted(never))}"] * bool(never)
     lines += [f"{row['run']} failed: {row['failed']}" for row in comparison.rows if row["failed"]]
     lines += [

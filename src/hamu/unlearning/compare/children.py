@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from types import ModuleType
 from typing import Any
 
@@ -118,6 +118,7 @@ def _start_in(environment: Mapping[str, str]) -> Iterator[None]:
     Ctrl-C is held back until it has a session of its own.
     """
     before, main = dict(os.environ), sys.modules["__main__"]
+    resource_tracker.ensure_running()  # which would let Ctrl-C through, started with the server
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     sys.modules["__main__"] = ModuleType("__main__")
     try:

@@ -26,11 +26,12 @@ Row = dict[str, Any]
 METRIC = "metrics."  # prefix of further metrics in a row
 _SHARED = ("setting", "method", "constraint", "forget_weight", "learning_rate", "forget_records")
 _AVERAGED = (
-    *("forget_gain", "retain_gain", "at_step", "at_test_accuracy", "relearned", "forgotten"),
-    *("too_high", "forget_accuracy", "retain_accuracy", "test_accuracy"),
+    *("forget_gain", "retain_gain", "forgotten", "too_high"),
+    *("forget_accuracy", "retain_accuracy", "test_accuracy"),
     *("forget_probability", "retain_probability", "test_probability", "utility"),
     *("membership_auc", "retain_model_auc", "promise_kept", "steps", "seconds"),
 )
+_AT_LEVEL = ("at_gain", "at_step", "at_test_accuracy", "relearned")  # averaged if all seeds have it
 
 
 def finished_row(columns: Row, run: Path, seconds: float | None, level: Level | None = None) -> Row:
@@ -223,17 +224,22 @@ class Comparison:
 
 def _mean(rows: list[Row]) -> Row:
     """One row of several that differ in the seed."""
-    there = {one["seed"] for one in rows if one.get("at_gain") is not None}
-    everywhere = there == {one["seed"] for one in rows}  # a repetition may have failed
+    seeds, at_level = {one["seed"] for one in rows}, Row()
+    for key in _AT_LEVEL:  # of runs that failed later too
+        there = [one for one in rows if one.get(key) is not None]
+        at_level[key] = _averaged(there, key) if {one["seed"] for one in there} == seeds else None
     rows = [one for one in rows if not one["failed"]]
     row = {key: rows[0].get(key) for key in _SHARED} | {"runs": len(rows)}
     further = dict.fromkeys(key for one in rows for key in one if key.startswith(METRIC))
     row |= {key: _averaged(rows, key) for key in (*_AVERAGED, *further)}
-    return row | {
-        "ended": ", ".join(dict.fromkeys(one["ended"] for one in rows)),
-        "at_gain": _averaged(rows, "at_gain") if everywhere else None,
-        "joint_gain": {"mean": _gains(row).joint, "deviation": None},
-    }
+    return (
+        row
+        | at_level
+        | {
+            "ended": ", ".join(dict.fromkeys(one["ended"] for one in rows)),
+            "joint_gain": {"mean": _gains(row).joint, "deviation": None},
+        }
+    )
 
 
 def _averaged(rows: Iterable[Row], key: str) -> dict[str, float | None] | None:
@@ -347,11 +353,14 @@ class Runs:
     @property
     def rows(self) -> list[Row]:
         """Rows of ended runs, as planned, with what is relearned from the state at the level."""
-        found = {name: self._rows[name] for name in self._plans if name in self._rows}
+        ended = [name for name in self._plans if name in self._rows]
+        found = {name: {**self._rows[name]} for name in ended}
+        for row in found.values():  # of an attack on the model at the end, which may be there too
+            row.pop("relearned", None)
         for name, plan in self._plans.items():
             if plan.state_of is not None and name in found and not found[name]["failed"]:
-                back = found.pop(name).get("relearned")
-                found[plan.state_of] = {**found[plan.state_of], "relearned": back}
+                del found[name]
+                found[plan.state_of]["relearned"] = self._rows[name].get("relearned")
         return [*found.values()]
 
     def folders(self) -> dict[str, Path]:
