@@ -231,15 +231,11 @@ def _mean(rows: list[Row]) -> Row:
     rows = [one for one in rows if not one["failed"]]
     row = {key: rows[0].get(key) for key in _SHARED} | {"runs": len(rows)}
     further = dict.fromkeys(key for one in rows for key in one if key.startswith(METRIC))
-    row |= {key: _averaged(rows, key) for key in (*_AVERAGED, *further)}
-    return (
-        row
-        | at_level
-        | {
-            "ended": ", ".join(dict.fromkeys(one["ended"] for one in rows)),
-            "joint_gain": {"mean": _gains(row).joint, "deviation": None},
-        }
-    )
+    row |= {key: _averaged(rows, key) for key in (*_AVERAGED, *further)} | at_level
+    return row | {
+        "ended": ", ".join(dict.fromkeys(one["ended"] for one in rows)),
+        "joint_gain": {"mean": _gains(row).joint, "deviation": None},
+    }
 
 
 def _averaged(rows: Iterable[Row], key: str) -> dict[str, float | None] | None:
