@@ -8,7 +8,7 @@ QUICK := --quiet --disable-pip-version-check --no-compile
 .PHONY: demo test test-lowest test-wheel docs bench lint venv clean
 
 # The core and whole runs, for other versions.
-LOWEST := $(addprefix tests/,parity properties unit/test_pair_*.py unit/test_paper.py unit/test_guard.py \
+LOWEST := $(addprefix tests/,parity properties unit/test_pair_*.py unit/test_guard.py \
 	unit/test_objectives.py unit/test_models.py unit/test_language_models.py unit/test_files.py \
 	unit/test_run_folder.py integration/test_trainer.py integration/test_demo.py)
 
