@@ -30,6 +30,8 @@ ASSESSMENT, FRONTIER, SUMMARY = "assess.json", "frontier.png", "summary.json"
 ATTACK, ATTACK_PICTURE, ATTACK_FOLDER = "attack.json", "attack.png", "attack"
 COMPARISON, COMPARISON_PICTURE = "comparison.json", "comparison.png"
 COMPARISON_TABLES = ("comparison.csv", "comparison.md", "comparison.tex")
+# The folder of a run is followed by STATE and a step where the run is repeated up to a level.
+STATE = "-at-"
 # The folder of a step's checkpoint is CHECKPOINT and the step.
 CHECKPOINT, MANIFEST, TRAINER_STATE = "checkpoint-", "manifest.json", "trainer_state.json"
 STAGED = f".{CHECKPOINT}staged"  # a checkpoint that is being written

@@ -340,6 +340,9 @@ def test_the_gains_are_those_of_the_model_saved(tmp_path):
     assert [row[2:4] for row in table.rows] == [["+1", "+0.1111"], ["+0.5", "+0.05556"]]
     assert "by best is one with 10 of 19 steps behind it." in table.caption
     assert "by last" not in table.caption
+    again = several([replace(best, name="best-at-10"), best, replace(last, name="look-at-10")])
+    assert again.caption.count(" again, up to step") == 1
+    assert "best-at-10 is best again, up to step 10, its state at the level." in again.caption
     [chart] = trajectories([last, best], looks_of(["ga", "ga"]))
     last_line, best_line, ring = chart.figure.data
     assert (ring.x[0], ring.y[0]) == pytest.approx((0.5 / 9, 0.5))

@@ -19,6 +19,7 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 import hamu
+from hamu import files
 from hamu.errors import counted
 from hamu.evaluation.attacks import AttackResult
 from hamu.evaluation.gains import gains_of
@@ -249,6 +250,9 @@ def several(runs: Sequence[Run]) -> Table:
         row = {"run": run.name, "method": run.method, "steps": steps, "promise_kept": kept}
         row |= {f"{side}_gain": gains and getattr(gains, side) for side in SIDES}
         rows.append(row | (model_figures(evaluation, "after") if evaluation else {}))
+        of, repeated, step = run.name.rpartition(files.STATE)
+        if repeated and any(of == one.name for one in runs):
+            caption += f" {run.name} is {of} again, up to step {step}, its state at the level."
         if run.earlier_state:
             caption += f" The model saved by {run.name} is {run.earlier_state}."
     caption += " AUC of membership inference: 0.5 is ideal."

@@ -31,8 +31,6 @@ from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.config import unused_settings
 from hamu.unlearning.trainer.logs import silent, task_bar
 
-_STATE = "-at-"  # then the step to which a run is repeated, for its state at the level
-
 
 @dataclass(frozen=True)
 class Compared:
@@ -177,7 +175,7 @@ def _states(runs: Runs, plans: Iterable[Plan]) -> list[Plan]:
         if plan.columns["setting"] in runs.best and steps.get(plan.name):
             step = int(steps[plan.name])
             settings = {**plan.settings, "max_steps": step, "load_best_model_at_end": False}
-            name = f"{plan.name}{_STATE}{step}"
+            name = f"{plan.name}{files.STATE}{step}"
             found.append(_planned(name, plan.columns, settings, plan.name))
     return found
 
@@ -204,7 +202,7 @@ def _compared(runs: Runs, folder: RunFolder, title: str) -> Compared:
         picture = folder.path / files.COMPARISON_PICTURE
         plot_comparison(drawn, comparison.hypervolumes, picture, title, comparison.level_gain)
     others = {path.parent.name for path in folder.path.glob(f"*/{files.RECORD}")}
-    others = {name for name in others if re.sub(rf"{_STATE}\d+$", "", name) not in finished}
+    others = {name for name in others if re.sub(rf"{files.STATE}\d+$", "", name) not in finished}
     return Compared(folder.path, comparison, len(finished), len(runs), len(others))
 
 
