@@ -404,6 +404,16 @@ def test_only_rehearsals_of_cycles_in_a_row_within_the_budget_count(between, ris
     assert [end.kind for end in work.ends] == ["goal"]
 
 
+def test_a_cycle_that_a_run_goes_back_from_lies_between_others():
+    work = Work((9, START), (9, START + 5.0), *[(9, START)] * 2, rehearsals=[(9, 9)] * 3).start()
+    for is_end in (True, False, True):
+        work.lookahead.at_the_end_of_a_retain_cycle = is_end
+        work.step()
+    assert (work.restarts, work.ends) == ([2], [])
+    work.step()
+    assert len(work.ends) == 1
+
+
 def test_a_lasting_run_that_gives_up_has_the_latest_state_and_says_that_none_lasts():
     work = Work((10, START), *[(9, START + 0.06)] * 20, rehearsals=[(9, 7)] * 20).run()
     [end] = work.ends

@@ -54,10 +54,11 @@ def test_a_short_last_part_of_a_batch_weighs_by_its_records(tmp_path, data):
     weights = []
     for size, parts in ((24, 1), (10, 3)):
         args = TrainConfig(output_dir=str(tmp_path), max_steps=2, learning_rate=0.1,
-                           per_device_train_batch_size=size, gradient_accumulation_steps=parts)  # fmt: skip
+                           per_device_train_batch_size=size, gradient_accumulation_steps=parts,
+                           eval_strategy="steps", eval_steps=1)  # fmt: skip
         torch.manual_seed(0)
         model = WithOwnLoss(nn.Flatten(), nn.Linear(16, 3))
-        train_original(model, data, args)
+        train_original(model, data, args, eval_data=data)
         weights.append(model[1].weight)
     torch.testing.assert_close(*weights)
 

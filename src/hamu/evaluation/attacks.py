@@ -186,8 +186,9 @@ def lasts(result: AttackResult) -> bool | None:
     """True if unlearning lasts by the rule of docs/attack.md; None where the attacks cannot tell.
 
     A text model whose loss stays at or above the retain model's lasts; it is open where unlearning
-    raised the loss by less than 0.1 nats. Without an original, all that is not recognised at the
-    start counts as forgotten.
+    raised the loss by less than 0.1 nats, or where less than 10 points of the images were
+    forgotten, but for a retain model that recognises about as many. Without an original, all that
+    is not recognised at the start counts as forgotten.
     """
     return _judged(result)[0]
 
@@ -251,9 +252,12 @@ def _too_little(
         alike = "does as well on the forget set as the original does"
         return f"the model {alike if ORIGINAL in by_model else 'recognises all of the forget set'}"
     if few and retrained is not None:
-        theirs = retrained.mean("recognised", 0)
-        if start - theirs > _MARGIN:
-            return f"{still}, the retain model {percent(theirs)}: too few are forgotten"
+        ours = by_model[UNLEARNED]
+        both = [(ours.mean("recognised", n), retrained.mean("recognised", n), n) for n in ours.at]
+        most, theirs, steps = max(both, key=lambda one: (one[0] - one[1], -one[2]))
+        if most - theirs > _MARGIN:
+            told = f"after {steps} steps the model recognises {percent(most)} of the records"
+            return f"{told}, the retain model {percent(theirs)}: too few were forgotten to tell"
     if is_text and forgotten < _LEAST_RISE:
         rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
         return f"{rise}; a share needs {_LEAST_RISE}"

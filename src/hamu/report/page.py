@@ -217,8 +217,8 @@ def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[
         for role in ROLES
     ]
     if observed and "test" in observed.predictions["before"]:
-        unseen = goals.record_losses(observed.predictions["before"]["test"]).numpy()
-        levels = np.quantile(unseen, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist()
+        unseen = goals.record_losses(observed.predictions["before"]["test"])
+        levels = goals.quantiles_of(unseen, (0.0, 0.25, 0.5, 0.75, 1.0))
         rows.append(["test, before: never trained on", "-", *map(number, levels)])
     heads = ["records", "forgotten", "lowest loss", "25%", "median", "75%", "highest loss"]
     name = goals.goal_name(goal)

@@ -20,12 +20,12 @@ targets, with HAMU-Q on the bounded objective as the engine:
             least φ (η halved): back to the best state, unless half of what that misses is done (a
             lasting run: even then)
         half of it is left, no progress  ->  φ up by a quarter (a lasting run: also with progress,
-            but not once a rehearsal was passed)
+            but not after a cycle that passed)
         far beyond it, or NaN            ->  back to the best state; φ lowered so, and η halved
         more and more records too high   ->  η down by a quarter; as well if more is missing than
             before (a lasting run: only if the share was reached, and is lost again)
-        no progress                      ->  η up by a quarter (not lasting yet: by a half; not once
-            a rehearsal was passed)
+        no progress                      ->  η up by a quarter (not lasting yet: by a half; not
+            after a cycle that passed)
 
 Large demands reach an easy goal in few steps. A hard one needs small demands: the cost of large
 ones shows late, because of momentum, and takes long to repair.
@@ -264,6 +264,7 @@ class Controller(TrainerCallback):
             slower = _SLOW_DEMAND / self._method.constraint if was_fast and goes_back else 0.5
             self._change(demand=slower, rate=0.5 if is_far or no_repair else 1.0)
         if goes_back:
+            self._lasted = 0
             self._go_back()
             cost = self._best_cost
         elif cost < 0.5 * self.budget and self._wants_more(now):

@@ -11,7 +11,7 @@ No mean decides: one record with a loss of 20 does not pay for ten with a loss o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal, get_args
@@ -36,7 +36,6 @@ _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, 
 _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
 _CHANCES_AT_ONCE, _ROUNDING = 1 << 22, 1e-8  # of all ranks; of their sums
 _LEAST = 1e-12  # loss, whose log-odds are finite
-_QUANTILES = ("linear", "lower")
 _MARGIN = 0.1  # log-odds that a run aims beyond a limit, or that a record may fall short of a model
 MEANINGS = {  # condition that the forgotten records meet
     "unseen": "those whose losses are at least as high as those of records never trained on, as "
@@ -153,14 +152,12 @@ class Standing:
         away = [i for i in furthest if not self.forgotten[i]]
         losses, least = self.losses.tolist(), self.targets.least.tolist()
         shares = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
-        wanted = torch.tensor([*shares.values()], dtype=torch.float64)
-        quantiles, lower = (self.losses.quantile(wanted, interpolation=how) for how in _QUANTILES)
-        quantiles = quantiles.where(~quantiles.isnan(), lower)  # beside an infinite loss
+        quantiles = quantiles_of(self.losses, [*shares.values()])
         return {
             "records": len(self.losses),
             "forgotten": self.count,
             "too_high": int(self.too_high.sum()),
-            "loss_quantiles": dict(zip(shares, quantiles.tolist(), strict=True)),
+            "loss_quantiles": dict(zip(shares, quantiles, strict=True)),
             "worst": [{"position": i, "loss": losses[i], "target": least[i]} for i in away],
         }
 
@@ -284,6 +281,13 @@ def _bands(number: int, unseen: int) -> Tensor:
 def record_losses(predictions: AnyPredictions) -> Tensor:
     """Loss of each record, [n] float64: of an image, or the mean over a text's scored tokens."""
     return predictions.losses if isinstance(predictions, Predictions) else predictions.record_losses
+
+
+def quantiles_of(losses: Tensor, shares: Sequence[float]) -> list[float]:
+    """Quantiles of losses [n] float64; interpolation beside an infinite one would give NaN."""
+    at = torch.tensor(shares, dtype=torch.float64)
+    linear, lower = (losses.quantile(at, interpolation=how) for how in ("linear", "lower"))
+    return linear.where(~linear.isnan(), lower).tolist()
 
 
 def check_goal_settings(goal: str | None, loss: float | None, share: float) -> None:

@@ -154,7 +154,9 @@ class RunOptions:
     trust_remote_code: bool = _option(
         False, "Run the code that comes with a model, which can do anything; a flag only."
     )
-    base_model: str | None = _option(None, "Text: base model, if not where its adapter says.")
+    base_model: str | None = _option(
+        None, "Text: base model of --model, if not where its adapter says."
+    )
     tokenizer: str | None = _option(
         None, "Text: take this model's tokenizer, so that losses of a tiny-llama compare with its."
     )

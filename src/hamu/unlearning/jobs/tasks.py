@@ -18,7 +18,7 @@ from hamu.evaluation.answers import generate_answers
 from hamu.evaluation.membership import privleak
 from hamu.evaluation.predictions import predict, predict_tokens
 from hamu.evaluation.reports import classifier_report, further_figures, text_report
-from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, is_of_hub, located
+from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, located
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.goals import check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
@@ -526,14 +526,14 @@ class TextTask(Task):
         return language.base_of(source, base or self._given_base(source))
 
     def _given_base(self, source: str) -> str | None:
-        """The base model given for an adapter: for --model, or where the adapter's own is gone."""
+        """The base model given, of --model and the original; of others where their own is gone."""
         given, own = self.run.base_model, language.adapter_base(source)
-        is_other = source != str(self.run.model)
-        if given is None or (is_other and (own is not None or is_of_hub(source))):
-            return None
-        if own is not None and language.place_of(given) != language.place_of(own):
-            self.tell(f"the adapter {source} is of {own}; --base_model puts it on {given}")
-        return given
+        if given is None or own is None or language.place_of(given) == language.place_of(own):
+            return given
+        is_meant = source in (str(self.run.model), self.original_model)
+        how = f"--base_model puts it on {given}" if is_meant else "it stays there"
+        self.tell(f"the adapter {source} is of {own}; {how}")
+        return given if is_meant else None
 
     def settle_adapter(self) -> None:
         run, source = self.run, str(self.run.model)

@@ -133,7 +133,11 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     yield "record.md says what record.json says", written, readable
     yield "what record.json states follows from it", found["statement"], stated
     if found["goal"] is not None:
-        yield "whether the goal is reached follows from its counts", found["goal"], goal
+        yield (
+            "the goal is as set, and whether it is reached follows from its counts",
+            found["goal"],
+            goal,
+        )
     there = dict.fromkeys(name for name in BESIDE if (run / name).is_file())
     for name, digest in {**there, **found["files"]}.items():
         yield f"{name} is as the run left it", digest, partial(_digest, run / name)

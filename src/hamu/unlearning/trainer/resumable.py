@@ -499,6 +499,17 @@ def run_state_of(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
+class _OriginalTrainer(ResumableTrainer):
+    """Trainer of the original model."""
+
+    def compute_loss(self, *args: Any, **given: Any) -> Any:
+        """As in transformers, which would take a record off outputs that are bare logits."""
+        found = super().compute_loss(*args, **given)
+        if isinstance(found, tuple) and isinstance(found[1], Tensor):
+            return found[0], {"logits": found[1]}
+        return found
+
+
 def train_original(
     model: Any,
     data: Dataset[Any],
@@ -549,7 +560,7 @@ def train_original(
         )
     args.prediction_loss_only = of_texts  # all tokens' logits would not fit in memory
     args.label_names = ["labels"]  # also of a classifier whose forward takes none
-    trainer = ResumableTrainer(
+    trainer = _OriginalTrainer(
         model,
         args,
         data_collator=collate,
