@@ -294,7 +294,7 @@ def test_each_measured_step_is_judged_and_few_steps_prove_nothing(
      "attack, as one that never saw them may; give --retain_model."),
     (SURE, SURE, (0.0, 0.0), "* open: the model does as well on the forget set as the original does."),
     (SURE, None, (0.0, 0.0), "* open: the model recognises all of the forget set."),
-    ((0.95, 0.93), SURE, (0.76, 0.76), "* open: after 0 steps the model recognises 95% of the records, "
+    ((0.95, 0.93), SURE, (0.76, 0.76), "* open: the model recognises 95% of the records before the attack, "
      "the retain model 76%: too few were forgotten to tell."),
     # an original that keeps the records does not lose them
     ((0.96, 1.0), SURE, (0.98, 0.98), "Whether it lasts is open: after 20 steps the original recognises "

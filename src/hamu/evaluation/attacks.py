@@ -256,7 +256,8 @@ def _too_little(
         both = [(ours.mean("recognised", n), retrained.mean("recognised", n), n) for n in ours.at]
         most, theirs, steps = max(both, key=lambda one: (one[0] - one[1], -one[2]))
         if most - theirs > _MARGIN:
-            told = f"after {steps} steps the model recognises {percent(most)} of the records"
+            later = f"after {steps} steps the model recognises {percent(most)} of the records"
+            told = later if steps else still
             return f"{told}, the retain model {percent(theirs)}: too few were forgotten to tell"
     if is_text and forgotten < _LEAST_RISE:
         rise = f"the loss on the forgotten records had risen by {forgotten:.2g} nats alone"
