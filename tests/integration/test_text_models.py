@@ -87,10 +87,12 @@ def test_a_base_that_is_given_is_not_that_of_another_adapter(capsys):
     assert losses["two"]["retain_model"]["forget"]["loss"] == losses["one"]["forget"]["loss"]
     assert losses["three"]["forget"]["loss"] == losses["two"]["forget"]["loss"]
     assert losses["two"]["forget"]["loss"] != losses["one"]["forget"]["loss"]
+    words = "--model moved --base_model original --original_model adapter --attacks relearn-retain"
+    assert run(f"attack {DATA} {words} --attack_steps 1 --attack_seeds 1 --output_dir four") == 0
     said, out = "the adapter adapter is of other; ", capsys.readouterr().out
     assert [
         out.count(said + how) for how in ("--base_model puts it on original", "it stays there")
-    ] == [1, 1]
+    ] == [2, 1]
 
 
 def test_an_adapter_finds_its_base_from_any_folder_and_no_file_names_the_folder(

@@ -283,6 +283,12 @@ def test_each_measured_step_is_judged_and_few_steps_prove_nothing(
     assert sentence(result).startswith(head)
 
 
+def test_steps_beyond_the_fortieth_decide_nothing():
+    curves = (0.95,) * 3, (1.0,) * 3, (0.88, 0.87, 0.3)
+    assert lasts(result_of("image", *curves, at=(0, 20, 80))) is True
+    assert lasts(result_of("image", *curves, at=(0, 20, 40))) is None
+
+
 @pytest.mark.parametrize(("unlearned", "original", "retrained", "words"), [
     # names the forgotten where a share of them comes back
     ((0.80, 0.81), (0.99, 0.99), None, "It lasts: * from 80% to 81%, 5% of the 19% forgotten."),

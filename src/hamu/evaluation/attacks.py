@@ -252,8 +252,8 @@ def _too_little(
         alike = "does as well on the forget set as the original does"
         return f"the model {alike if ORIGINAL in by_model else 'recognises all of the forget set'}"
     if few and retrained is not None:
-        ours = by_model[UNLEARNED]
-        both = [(ours.mean("recognised", n), retrained.mean("recognised", n), n) for n in ours.at]
+        ours, judged = by_model[UNLEARNED], [n for n in retrained.at if n <= _AT_MOST]
+        both = [(ours.mean("recognised", n), retrained.mean("recognised", n), n) for n in judged]
         most, theirs, steps = max(both, key=lambda one: (one[0] - one[1], -one[2]))
         if most - theirs > _MARGIN:
             later = f"after {steps} steps the model recognises {percent(most)} of the records"
