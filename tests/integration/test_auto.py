@@ -66,6 +66,17 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     assert any(positions for _, positions in trainer.goal_run.state_dict()["focus"])
 
 
+def test_steps_undone_are_not_behind_a_model_that_is_evaluated_at_the_last_step(
+    model, trainer_of, whole_class
+):
+    trainer = by_goal(trainer_of, model, whole_class)
+    trainer.controller.updates_of_best -= 2  # as if it had gone back before
+    trainer.evaluate()
+    assert trainer.history()["steps_in_model"] == trainer.steps_taken - 2
+    evaluated = [one["step"] for one in trainer.state.log_history if "eval_forget_loss" in one]
+    assert evaluated[-1] == trainer.state.global_step > 2
+
+
 def test_the_goal_follows_from_all_records_where_a_sample_is_evaluated(
     model, trainer_of, whole_class
 ):
