@@ -6,6 +6,7 @@ import pickle
 import resource
 import shlex
 import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,13 +46,14 @@ def write_rows(path, rows):
 def quota(size):
     """Lets no file become larger than so many bytes, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    earlier = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    earlier, sys.dont_write_bytecode = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), True
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, earlier)
+        sys.dont_write_bytecode = False  # of a module first imported here it would be cut off
 
 
 def contents(folder="."):
