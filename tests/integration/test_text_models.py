@@ -95,6 +95,17 @@ def test_a_base_that_is_given_is_not_that_of_another_adapter(capsys):
     ] == [2, 1]
 
 
+def test_a_base_with_other_weights_than_its_adapter_was_made_for_is_named(capsys):
+    assert run(f"{UNLEARN} --model original --lora") == 0
+    said = "original has other weights than the adapter run/model was made for"
+    for is_changed in (False, True):
+        if is_changed:
+            shutil.copy("other/model.safetensors", "original")
+        capsys.readouterr()
+        assert run(f"evaluate {DATA} --generate 0 --model run/model --output_dir {is_changed}") == 0
+        assert (said in capsys.readouterr().out) == is_changed
+
+
 def test_an_adapter_finds_its_base_from_any_folder_and_no_file_names_the_folder(
     capsys, tmp_path, monkeypatch
 ):

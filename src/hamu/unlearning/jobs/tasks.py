@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from hamu.core.distributed import is_main
 from hamu.data import ImageData, TextData, TextRecords, forget_sets, images, text
 from hamu.errors import HamuError, counted
 from hamu.evaluation.answers import generate_answers
@@ -456,6 +457,24 @@ class TextTask(Task):
 
     def read(self, source: str, split: str) -> TextRecords:
         return text.read_text(source, split, **self.reading)
+
+    def check_models(self) -> None:
+        super().check_models()
+        for source in self.named_models().values() if is_main() else ():
+            self._check_base(source)
+
+    def _check_base(self, source: str) -> None:
+        """Warn of an adapter that a run of ours made for other weights than its base has now."""
+        base, run = self.base_of(source), Path(source).parent
+        if base is None or not is_local(base) or not (run / INPUTS).is_file():
+            return
+        with suppress(HamuError):  # a damaged file tells nothing
+            began = read_inputs(run).get("original model")
+            if began and began.get("weights") != recorded.weights_digest(Path(base)):
+                self.tell(
+                    f"warning: the base model {base} has other weights than the adapter {source} "
+                    f"was made for, by its inputs.json"
+                )
 
     def new_model(self, name: str, train: TextRecords) -> Any:
         run = self.run
