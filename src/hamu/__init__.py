@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from hamu.core.methods import HamuQ, HamuU, Method, StoppingRule, Weights, build_method
     from hamu.core.pair import PairedGradients, PairStep
     from hamu.errors import HamuError
-    from hamu.unlearning.jobs import assess, attack, compare, evaluate, train, unlearn, verify
+    from hamu.unlearning.jobs import (
+        assess,
+        attack,
+        compare,
+        evaluate,
+        report,
+        train,
+        unlearn,
+        verify,
+    )
     from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 
 _JOBS = ("attack", "compare", "evaluate", "train", "unlearn", "verify")
@@ -51,6 +60,7 @@ __all__ = [
     "build_method",
     "compare",
     "evaluate",
+    "report",
     "train",
     "unlearn",
     "verify",
@@ -58,8 +68,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "assess":  # a room that can be called, see there
-        return import_module("hamu.assess")
+    if name in ("assess", "report"):  # rooms that can be called, see there
+        return import_module(f"hamu.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hamu' has no attribute {name!r}")
     found = getattr(import_module(f"hamu.{_HOMES[name]}"), name)

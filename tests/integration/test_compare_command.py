@@ -257,6 +257,18 @@ def test_runs_of_another_start_model_are_not_compared(compare, tmp_path, saved_m
     assert reason in compare(*words)[2], "broken off, it goes on with the model it began with"
 
 
+def test_a_comparison_takes_the_place_of_no_other_run(compare, tmp_path):
+    (tmp_path / "runs").mkdir()
+    for name in (".hamu", "config.yaml", "record.json"):
+        (tmp_path / "runs" / name).write_text("{}")
+    code, _, err = compare("--methods", "ft", "--overwrite")
+    assert (code, "runs holds another run, which would be gone" in err) == (2, True), err
+    assert sorted(one.name for one in (tmp_path / "runs").iterdir())[1:] == [
+        "config.yaml",
+        "record.json",
+    ]
+
+
 def test_texts_are_compared_by_the_probability_of_their_answers_too(
     cli, tmp_path, saved_text_model, forked_runs
 ):

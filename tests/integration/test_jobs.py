@@ -34,6 +34,7 @@ def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
     assert again.figures["after"]["forget"] == result.figures["after"]["forget"]
     assert again.figures["ended_kind"] == result.figures["ended_kind"]
     assert hamu.verify(result.folder, no_models=True).count(False) == 0
+    assert hamu.report(result.folder, no_models=True).read_text().startswith("<!doctype html>")
     for name, content in (("record.json", "{}"), ("model/model.safetensors", "")):
         whole = (result.folder / name).read_bytes()
         (result.folder / name).write_text(content)

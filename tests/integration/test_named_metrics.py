@@ -12,6 +12,7 @@ from run_files import read_rows, report_in, run, write_rows
 
 from hamu.data import read_text
 from hamu.evaluation.answers import rouge_l
+from hamu.models import language
 
 FORGET = "--data t.jsonl --test_data u.jsonl --forget_filter author~^V --model text --max_length 96"
 SHADOWS = "--metrics rmia,ulira --shadow_models 4"
@@ -97,6 +98,23 @@ def test_what_cannot_be_measured_is_refused_first(noise, options, message, capsy
     assert run(f"evaluate {options} --output_dir refused") == 2
     assert message in capsys.readouterr().err
     assert not Path("refused").exists()
+
+
+def test_plain_texts_are_continued_with_the_models_own_tokenizer(saved_text_model):
+    rows = [{"text": r.prompt + r.answer} for r in read_text("miniature").records[:48]]
+    write_rows("plain.jsonl", rows)
+    own, other = (language.new_tokenizer((one["text"] for one in rows), n) for n in (400, 300))
+    for name, tokenizer in (("mine", own), ("before", other)):
+        language.new_language_model(tokenizer, hidden=16, layers=1, max_length=96).save_pretrained(
+            name
+        )
+        tokenizer.save_pretrained(name)
+    job = "evaluate --data plain.jsonl --forget_rows 0,1,2 --metrics verbmem --generate 3 --model mine"
+    found = []
+    for words in ("", "--original_model before"):
+        assert run(f"{job} {words} --output_dir continued --overwrite") == 0
+        found.append(report_in("continued")["metrics"]["forget_verbmem"])
+    assert found[0] == found[1]
 
 
 def test_figures_of_texts_are_written_under_the_keys_of_open_unlearning(capsys):

@@ -353,8 +353,12 @@ def test_the_hub_is_read_only_where_it_is_named_again(tmp_path, monkeypatch):
         with pytest.raises(Unavailable, match="is of the hub"):
             read("before")
     assert asked == []
-    assert len(NamedSources(tmp_path, ["hub:owner/name"]).problem.retain) == 2
-    assert asked == ["owner/name"]
+    with pytest.raises(Unavailable, match="name it again"):
+        _ = NamedSources(tmp_path, "hub:owner/name-large").problem
+    assert asked == []
+    for hub in (["hub:owner/name"], "hub:owner/name"):
+        assert len(NamedSources(tmp_path, hub).problem.retain) == 2
+    assert asked == ["owner/name"] * 2
 
 
 @pytest.mark.parametrize(("setting", "why"), [

@@ -25,7 +25,7 @@ from hamu.unlearning.compare.runs import Comparison, Plan, Runs, check_same_inpu
 from hamu.unlearning.jobs.measure import attacks_on
 from hamu.unlearning.jobs.options import IN_FILES, NOT_TAKEN, CompareOptions
 from hamu.unlearning.jobs.settings import every_option, settings_of
-from hamu.unlearning.jobs.tasks import choose_task
+from hamu.unlearning.jobs.tasks import Problem, Task, choose_task
 from hamu.unlearning.run_folder import MARK, RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.config import unused_settings
@@ -62,9 +62,7 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
     grid = _grid(asked, args, methods, seeds)
     task = choose_task(settings, console or silent())
     task.tell_unused("on these runs", _without_effect(asked, attacks, methods), options)
-    begun = (Path(str(args.output_dir), name) for name in (MARK, files.COMPARISON))
-    task.run.resume = all(one.is_file() for one in begun)
-    folder, problem = task.start()
+    folder, problem = _started(task)
     task.settle_adapter()
     if attacks.attacks:
         attacks_on(task, problem)  # refuses what would fail after all runs
@@ -107,6 +105,19 @@ def compare(*, console: Console | None = None, **options: Any) -> Compared:
             run_waiting(runs, children, task.console, "compare")
             _attack(runs, states, attacks, children, task.console)
         return _compared(runs, folder, f"Forgetting {counted(len(problem.forget), task.noun)}")
+
+
+def _started(task: Task) -> tuple[RunFolder, Problem]:
+    """The folder, of a comparison that has begun or of none, and the problem."""
+    place = Path(str(task.args.output_dir))
+    task.run.resume = all((place / name).is_file() for name in (MARK, files.COMPARISON))
+    folder, problem = task.start()
+    if not task.run.resume and folder.has(files.CONFIG):
+        raise HamuError(
+            f"{folder.path} holds another run, which would be gone before the first run of this "
+            f"comparison has begun; choose another --output_dir"
+        )
+    return folder, problem
 
 
 def _grid(

@@ -246,6 +246,7 @@ def _answers(
     if pages:
         folder.write_text(files.ANSWERS_PAGE, answers_page(pages), private=True)
         folder.write_text(files.ANSWERS, "".join(lines), private=True)
+    task.tokenizer = models[-1][2]
     return found
 
 

@@ -211,7 +211,8 @@ class NamedSources:
     """
 
     def __init__(self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False):
-        self._run, self._hub, self._trusts = run, hub, trust_remote_code
+        self._run, self._trusts = run, trust_remote_code
+        self._hub = (hub,) if isinstance(hub, str) else hub
         self.predicted = cache(lambda role: self.loaded(role)[1])
 
     @cached_property
