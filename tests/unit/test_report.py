@@ -224,14 +224,15 @@ def test_a_model_that_is_worse_than_chance_is_of_no_use_whatever_it_forgot(tmp_p
     assert (found.headline[:24], found.tone) == ("The model is of no use: ", "bad")
 
 
-TELLS = "; an attacker tells the forget records from unseen ones (by min k plus plus, AUC {})"
+TELLS = "; an attacker tells the forget records from unseen ones (by min k plus plus, AUC {:.2f})"
+BESIDE = TELLS[:-1] + "; the retain model's {:.2f})"
 DIFFERS = (
     "; the model's AUC of membership inference by min k plus plus is {}, the retain model's {}"
 )
 
 
 @pytest.mark.parametrize(("auc", "theirs", "records", "unseen", "told"), [
-    (0.03, None, 20, 20, TELLS), (0.97, 0.5, 20, 20, TELLS), (0.97, 0.95, 20, 20, ""),
+    (0.03, None, 20, 20, TELLS), (0.97, 0.5, 20, 20, BESIDE), (0.97, 0.95, 20, 20, ""), (1.0, 0.88, 20, 20, BESIDE),
     (0.75, None, 20, 20, ""), (0.97, None, 9, 20, ""), (0.97, None, 20, 9, ""),
     (None, None, 20, 20, ""), (0.0, 0.0, 20, 20, ""), (0.61, 0.19, 20, 20, DIFFERS),
 ])  # fmt: skip

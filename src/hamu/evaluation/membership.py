@@ -27,6 +27,7 @@ _SMALLEST_SPREAD = 1e-3  # below it one token has all of the probability, within
 _FALSE_POSITIVES = 0.01  # rate at which `AttackScores.tpr` counts the true positives
 _GAMMA = 2.0  # RMIA's threshold of the likelihood ratio
 _TELLING, _ENOUGH = 0.4, 10  # of an AUC; records, for which chance is a third of that
+_ALIKE = 0.1  # of the AUCs of two models
 
 
 @dataclass(frozen=True)
@@ -128,39 +129,41 @@ def aucs_of(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def most_telling(report: Mapping[str, Any]) -> tuple[str, float, float | None] | None:
-    """Attack whose AUC is furthest from the retain model's, or 0.5 where that is not known, with
-    both AUCs; None without an AUC.
-    """
-    theirs = aucs_of(report.get("retain_model") or {})
-    known = {name: (auc, theirs.get(name)) for name, auc in aucs_of(report).items()}
-    name = max(known, key=lambda one: _distance(*known[one]), default=None)
-    return None if name is None else (name, *known[name])
-
-
-def _distance(auc: float, right: float | None) -> float:
-    return abs(auc - (0.5 if right is None else right))
+    """Attack whose AUC is furthest from 0.5, with that and the retain model's; None without any."""
+    theirs, found = aucs_of(report.get("retain_model") or {}), aucs_of(report)
+    name = max(found, key=lambda one: abs(found[one] - 0.5), default=None)
+    return None if name is None else (name, found[name], theirs.get(name))
 
 
 def attacker_words(report: Mapping[str, Any]) -> str:
-    """Name the attack that tells the forget records from unseen ones almost surely, or much better
-    or worse than it does for the retain model; "" for none, or where records are few.
+    """Name the attack that tells the forget records from unseen ones almost surely, unless it does
+    so for the retain model, or much better or worse than for that; "" where records are few.
     """
     counts = [
         one.get("records") or one.get("samples") or 0
         for name in ("forget", "test", "membership_inference")
         if (one := report.get(name)) and ("records" in one or "samples" in one)
     ]
-    found = most_telling(report)
-    if found is None or min(counts, default=0) < _ENOUGH:
+    if min(counts, default=0) < _ENOUGH:
         return ""
-    name, auc, right = found
-    if _distance(auc, right) < _TELLING:
+    theirs, found = aucs_of(report.get("retain_model") or {}), aucs_of(report)
+    away = {name: auc - 0.5 for name, auc in found.items()}
+    apart = {name: auc - theirs[name] for name, auc in found.items() if name in theirs}
+    sure = [n for n in away if abs(away[n]) >= _TELLING and abs(apart.get(n, 1.0)) >= _ALIKE]
+    if sure:
+        name = max(sure, key=lambda one: abs(away[one]))
+        beside = f"; the retain model's {theirs[name]:.2f}" if name in theirs else ""
+        told = f"by {_in_words(name)}, AUC {found[name]:.2f}{beside}"
+        return f"an attacker tells the forget records from unseen ones ({told})"
+    name = max(apart, key=lambda one: abs(apart[one]), default="")
+    if abs(apart.get(name, 0.0)) < _TELLING:
         return ""
-    attack = "losses" if name == "auc" else name.replace("_", " ")
-    if abs(auc - 0.5) < _TELLING:
-        own = f"the model's AUC of membership inference by {attack} is {auc:.2f}"
-        return f"{own}, the retain model's {right:.2f}"
-    return f"an attacker tells the forget records from unseen ones (by {attack}, AUC {auc:.2f})"
+    own = f"the model's AUC of membership inference by {_in_words(name)} is {found[name]:.2f}"
+    return f"{own}, the retain model's {theirs[name]:.2f}"
+
+
+def _in_words(attack: str) -> str:
+    return "losses" if attack == "auc" else attack.replace("_", " ")
 
 
 def text_membership(
