@@ -64,6 +64,14 @@ def test_rmia_finds_what_a_model_knows_by_heart_and_nothing_in_one_that_never_sa
     ], "shadow models leave nothing behind"
 
 
+def test_shadow_models_that_start_from_a_trained_one_are_warned_of(noise, capsys):
+    assert run("train --data noise --model original/model --max_steps 1 --output_dir further") == 0
+    job = f"evaluate {NOISE} --model further/model --metrics rmia --shadow_models 4"
+    assert run(f"{job} --output_dir rmia-further") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "warning: shadow models start from original/model, as the model did; if that" in said
+
+
 def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
     steps = "--method gdiff --max_steps 4 --learning_rate 0.05 --save_strategy steps --save_steps 2"
     steps += " --retain_model retrained/model --goal retrained --max_eval_samples 30"
@@ -73,7 +81,10 @@ def test_ulira_repeats_the_run_that_made_the_model(noise, capsys):
     for name in ("rmia", "ulira"):
         assert 0 <= metrics[f"{name}_tpr_at_1_fpr"] <= metrics[f"{name}_auc"] <= 1
     assert metrics["ulira_auc"] > 0.7, "four steps hide little"
+    other = NOISE.removesuffix(",39")
     capsys.readouterr()
+    assert run(f"evaluate {other} --model run/model {SHADOWS} --output_dir refused") == 2
+    assert "the run in run, which had another forget set than this" in capsys.readouterr().err
     assert run(f"evaluate {NOISE} --model run/checkpoint-2 {SHADOWS} --output_dir refused") == 2
     assert "run/checkpoint-2 is an earlier state; name its model" in capsys.readouterr().err
     again = f"unlearn {NOISE} --model run/model {steps}"

@@ -26,6 +26,7 @@ from hamu.files import CHECKPOINT, CONFIG, MODEL, RECORD
 from hamu.unlearning.jobs.options import EvaluateOptions, RunOptions
 from hamu.unlearning.jobs.settings import settings_of, settings_of_run
 from hamu.unlearning.jobs.tasks import Problem, Task, TextTask, choose_task
+from hamu.unlearning.record.inputs import digests_in, read_inputs, set_entries
 from hamu.unlearning.trainer import UnlearnConfig, train_original
 from hamu.unlearning.trainer.logs import task_bar
 from hamu.unlearning.trainer.trainer import quiet_trainer
@@ -104,7 +105,7 @@ def _shadows(
     forget, test, seed = problem.forget, problem.test, task.args.seed
     if test is None:
         raise HamuError("rmia and ulira need data never trained on; give --test_data")
-    train_config, unlearn_config = _settings_behind(str(task.run.model), unlearned=unlearned)
+    train_config, unlearn_config = _settings_behind(task, problem, unlearned=unlearned)
     drawn = membership.matched_by_class(forget.labels, test.labels, seed)[1]
     if len(drawn) < membership.FEWEST:
         raise HamuError(
@@ -158,8 +159,29 @@ def _shadows(
     return train
 
 
-def _settings_behind(model: str, *, unlearned: bool) -> tuple[Path, Path | None]:
+def _check_shows_the_forget_set(
+    task: Task, problem: Problem, train_config: Path, unlearn_config: Path | None
+) -> None:
+    """Refuse a run that forgot other records; warn of models that may know all from their start."""
+    if unlearn_config is not None:
+        run = unlearn_config.parent
+        began = digests_in(read_inputs(run).get("forget set"))
+        if began != digests_in(set_entries("forget", problem.forget)["forget set"]):
+            raise HamuError(
+                f"ulira repeats the run in {run}, which had another forget set than this; name "
+                f"that, or leave out ulira"
+            )
+    start = str(settings_of("train", {"config": str(train_config)}).of(RunOptions).model)
+    if not task.is_built_in(start):
+        task.tell(
+            f"warning: shadow models start from {start}, as the model did; if that was trained on "
+            f"the records to forget, all of them know these, and the figures do not hold"
+        )
+
+
+def _settings_behind(task: Task, problem: Problem, *, unlearned: bool) -> tuple[Path, Path | None]:
     """The config.yaml of the training behind a model, and that of the run that unlearned it."""
+    model = str(task.run.model)
     config = run = Path(model).parent / CONFIG
     is_of_run = config.with_name(RECORD).is_file()
     if is_of_run:
@@ -177,6 +199,7 @@ def _settings_behind(model: str, *, unlearned: bool) -> tuple[Path, Path | None]
         wrong = f"{model} is an earlier state (--load_best_model_at_end); leave out ulira"
     if wrong:
         raise HamuError(f"rmia and ulira repeat the runs that made the model, but {wrong}")
+    _check_shows_the_forget_set(task, problem, config, run if unlearned else None)
     return config, run if unlearned else None
 
 
