@@ -93,8 +93,8 @@ def test_all_holds_and_nothing_is_written(images, verify, flags):
     code, found = verify(*flags)
     assert code == 0
     left_out = {name for name, (word, _) in found.items() if word != "holds"}
-    assert len(found) == 30
-    assert len(left_out) == (9 if flags else 0)
+    assert len(found) == 33
+    assert len(left_out) == (11 if flags else 0)
     assert contents(images) == before
 
 
@@ -148,6 +148,8 @@ STATED = "what record.json states follows from it"
 READABLE = "record.md says what record.json says"
 EVALUATED = "record.json and evaluation.json say the same"
 SCHEMA = "record.json fits its schema"
+GOAL = "the goal is as set, and whether it is reached follows from its counts"
+RETRAINED_AUC = f"the {AFTER} has the retain model's membership inference recorded"
 COUNT = ("goal", "after", "forgotten")
 SET = ("figures", "after", "sets", "forget")
 
@@ -177,6 +179,11 @@ def tamper_with_a_quantile_a_change_and_an_interval():
     changed("record", *SET, "loss_interval", by=lambda ends: [0.0, ends[1]])
 
 
+def tamper_with_the_retain_models_auc():
+    place = "figures", "after", "retain_model_membership_inference", "auc"
+    changed("record", *place, by=lambda auc: auc + 0.1)
+
+
 def remove_files():
     Path("run/evaluation.json").unlink()
     shutil.rmtree("run/model")
@@ -197,9 +204,9 @@ TAMPERED = [
     (tamper_with_figures_wherever_they_stand,
      {FIGURES_AFTER, FORGOTTEN, is_as_left("evaluation.json"), READABLE, STATED}),
     (partial(changed, "record", "goal", "share", by=lambda share: share / 2),
-     {"the goal is as set, and whether it is reached follows from its counts", EVALUATED, READABLE}),
+     {GOAL, EVALUATED, READABLE}),
     (partial(changed, "record", "goal", "budget", by=lambda budget: 0.5),
-     {"the goal is as set, and whether it is reached follows from its counts", EVALUATED, READABLE, STATED}),
+     {GOAL, EVALUATED, READABLE, STATED}),
     (partial(changed, "record", "goal", "after", "too_high", by=lambda count: count + 1), {FORGOTTEN, EVALUATED}),
     (tamper_with_a_quantile_a_change_and_an_interval,
      {FORGOTTEN, CHANGE, FIGURES_AFTER, EVALUATED, READABLE}),
@@ -208,7 +215,14 @@ TAMPERED = [
      {is_as_left("record.md"), READABLE}),
     (partial(rewritten, "run/steps.jsonl", _without_last_line),
      {is_as_left("steps.jsonl"), "steps.jsonl has the steps recorded"}),
-    (remove_files, {is_as_left("evaluation.json"), has_weights(AFTER)}),
+    (remove_files, {is_as_left("evaluation.json")}),
+    (partial(changed, "record", "goal", "lasting", by=lambda _: True), {GOAL, EVALUATED, READABLE, STATED}),
+    (partial(changed, "record", "goal", "loss", by=lambda _: 0.2), {GOAL, EVALUATED, READABLE}),
+    (partial(changed, "record", "promise", "judged", by=lambda count: count - 1),
+     {"steps.jsonl has the promise recorded", EVALUATED, READABLE}),
+    (partial(changed, "record", "forget_set", "chosen_by", by=lambda _: "forget_data"),
+     {is_recorded("forget"), READABLE}),
+    (tamper_with_the_retain_models_auc, {RETRAINED_AUC, EVALUATED, READABLE}),
     (partial(rewritten, "run/evaluation.json", lambda text: '["other"]'),
      {is_as_left("evaluation.json"), EVALUATED}),
     (partial(changed, "record", "files", by=lambda names: {n: d for n, d in names.items() if n != "steps.jsonl"}),
@@ -224,7 +238,7 @@ TAMPERED = [
 @pytest.mark.parametrize(("tamper", "expected"), TAMPERED)
 def test_what_was_tampered_with_is_named(images, verify, tamper, expected):
     tamper()
-    needs_figures = bool({FIGURES_AFTER, FORGOTTEN, CHANGE} & expected)
+    needs_figures = bool({FIGURES_AFTER, FORGOTTEN, CHANGE, RETRAINED_AUC} & expected)
     code, found = verify(*([] if needs_figures else ["--no_models"]))
     assert (code, wrong(found)) == (1, expected)
 
@@ -291,6 +305,11 @@ def test_the_record_of_an_adapter_has_its_digest_and_its_base_models(texts, veri
         *(f"the {AFTER} has the {part} recorded" for part in ("adapter", "base model")),
         *(has_weights("model before unlearning"), "merged/ has the weights recorded"),
     }
+    changed("record", "forget_set", "cut", by=lambda count: count + 1)
+    shutil.rmtree(texts / "run/merged")
+    found = verify()[1]
+    assert found["as many texts are cut as recorded"][0] == "does not hold"
+    assert found["merged/ has the weights recorded"] == ("cannot be checked", "merged/ is not here")
 
 
 def test_one_character_of_a_text_and_a_missing_one_are_noticed(texts, verify):

@@ -25,7 +25,7 @@ from hamu.unlearning.goals import Goal, Standing
 from hamu.unlearning.jobs.options import DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of_run
 from hamu.unlearning.jobs.tasks import Figures, Problem, Task, TextTask, choose_task
-from hamu.unlearning.record import changes, figures, inputs, read_record
+from hamu.unlearning.record import changes, cut_records, figures, inputs, read_record
 from hamu.unlearning.record.verify import Finding, Unavailable
 from hamu.unlearning.record.verify import verify as verify_record
 from hamu.unlearning.trainer import UnlearnConfig
@@ -213,7 +213,7 @@ class NamedSources:
     def __init__(self, run: Path, hub: Collection[str] = (), *, trust_remote_code: bool = False):
         self._run, self._trusts = run, trust_remote_code
         self._hub = (hub,) if isinstance(hub, str) else hub
-        self.predicted = cache(lambda role: self.loaded(role)[1])
+        self.predicted = cache(self._predicted)
 
     @cached_property
     def task(self) -> Task:
@@ -230,7 +230,7 @@ class NamedSources:
         settings.of(RunOptions).trust_remote_code = self._trusts
         task = choose_task(settings, Console(quiet=True))
         # as the original's, which may be out of reach
-        task.classes_of = self._model("after")
+        task.classes_of = str(self._run / files.MODEL)
         return task
 
     @property
@@ -249,6 +249,9 @@ class NamedSources:
         """The unlearning problem that config.yaml names, read once."""
         for source in self.task.data_sources():
             self._need(source)
+        is_gone = not Path(str(self.task.classes_of)).is_dir()
+        if is_gone and not isinstance(self.task, TextTask):
+            self.task.classes_of = self._model("before")
         try:
             return self.task.problem()
         except HamuError as error:
@@ -295,6 +298,17 @@ class NamedSources:
         except NeedsCode as error:
             raise Unavailable(f"it cannot be loaded: {error}") from error
 
+    def _predicted(self, role: str) -> Figures:
+        model, found = self.loaded(role)
+        fitted = self.task.fitted_problem(model, self.problem)
+        self._cut = {name: cut_records(data) for name, data in fitted.sets().items()}
+        return found
+
+    def cut_texts(self) -> dict[str, int | None]:
+        """Number of the texts of each set of which the model after is given a part."""
+        self.predicted("after")
+        return self._cut
+
     def figures(self, role: str) -> Figures:
         """The figures of the model before or after, in the run's precision and on its sample."""
         predictions, reference = self.predicted(role), self.reference
@@ -327,7 +341,7 @@ class NamedSources:
     def _model(self, role: str) -> str:
         """The name or folder of the model of this role, once it may be looked at."""
         if role == "after":
-            return str(self._run / files.MODEL)
+            return self._need(str(self._run / files.MODEL))
         run = self.task.run
         return self._need(str(run.model if role == "before" else run.retain_model))
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -102,12 +103,18 @@ def _sets(
     for side in SETS:
         data, entry = problem.sets().get(side), inputs[f"{side} set"]
         found[f"{side}_set"] = entry and {**entry, "cut": cut_records(data)}
-    description = problem.forget_name
+    words = description(problem, settings["rho"])
+    found["forget_set"] |= {"chosen_by": chosen_by, "description": words}
+    return found
+
+
+def description(problem: UnlearningData[Any], rho: float) -> str:
+    """Words on a forget set that name no person."""
+    found = problem.forget_name
     if problem.target_class is not None:  # its name may be a person's
-        description = f"a class, rho {settings['rho']:g}"
+        found = f"a class, rho {rho:g}"
     if problem.kept_copies:
-        description += f"; equal records that stay in the retain set: {problem.kept_copies}"
-    found["forget_set"] |= {"chosen_by": chosen_by, "description": description}
+        found += f"; equal records that stay in the retain set: {problem.kept_copies}"
     return found
 
 
@@ -311,6 +318,15 @@ def logged_steps(run: Path) -> dict[str, int]:
     """Number of steps in steps.jsonl, and of those that were taken."""
     lines = _log(run)
     return {"logged": len(lines), "logged_taken": sum(line["taken"] == 1 for line in lines)}
+
+
+def logged_promise(run: Path) -> dict[str, Any]:
+    """Counts of the checked steps in steps.jsonl, and the share that kept its demand."""
+    checked = [line for line in _log(run) if "trust" in line]
+    stayed = [line for line in checked if line["taken"] == 1]
+    kept = [one for line in stayed if (one := line.get("promise_kept")) is not None]
+    found: dict[str, Any] = {"checked": len(checked), "undone": len(checked) - len(stayed)}
+    return found | {"judged": len(kept), "kept": fmean(kept) if kept else None}
 
 
 def first_hardness(run: Path) -> dict[str, Any] | None:

@@ -23,8 +23,10 @@ from hamu.unlearning.record import (
     BESIDE,
     SETS,
     Found,
+    description,
     first_hardness,
     inputs,
+    logged_promise,
     logged_steps,
     markdown,
     measured_in,
@@ -45,6 +47,7 @@ _MODELS = {
 _FIGURES = {
     "sets": "losses and accuracies",
     "membership_inference": "membership inference",
+    "retain_model_membership_inference": "retain model's membership inference",
     "against_retain_model": "distance to the retain model",
 }
 _OF_STANDING = ("records", "forgotten", "too_high", "loss_quantiles")
@@ -121,8 +124,11 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
 
     def goal() -> dict[str, Any]:
         is_there = found["goal"]["reached"] and has_share(found["goal"])
-        budget = sources.args.max_retain_increase if sources.args.auto else None
-        return {"share": sources.args.target_share, "budget": budget, "reached": is_there}
+        args = sources.args
+        loss, budget = args.target_forget_loss, args.max_retain_increase if args.auto else None
+        kind = args.goal or ("loss" if loss is not None else found["goal"]["kind"])
+        now = {"kind": kind, "share": args.target_share, "loss": loss, "budget": budget}
+        return now | {"lasting": args.lasting, "reached": is_there}
 
     def steps() -> dict[str, int]:
         logged = logged_steps(run)  # the steps taken, if each was logged
@@ -157,6 +163,9 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         partial(of_file, evaluation.name, lambda: measured_in(files.parse_json(evaluation))),
     )
     yield "steps.jsonl has the steps recorded", found["steps"], partial(of_file, files.STEPS, steps)
+    if found["promise"] is not None and found["steps"]["logged"] == found["steps"]["ended_at"]:
+        find = partial(of_file, files.STEPS, partial(logged_promise, run))
+        yield "steps.jsonl has the promise recorded", found["promise"], find
     if found["hardness"] is not None or files.STEPS in there:
         find = partial(of_file, files.STEPS, partial(first_hardness, run))
         yield "steps.jsonl has the hardness recorded", found["hardness"], find
@@ -181,7 +190,16 @@ def _of_sources(run: Path, found: Found, sources: NamedSources) -> _Checks:
 
     def entry(side: str) -> Found | None:
         entries = inputs.set_entries(side, sources.problem.sets().get(side))
-        return inputs.digests_in(entries[f"{side} set"])
+        now = inputs.digests_in(entries[f"{side} set"])
+        if now is None or side != "forget":
+            return now
+        words = description(sources.problem, sources.task.data.rho)
+        return {**now, "chosen_by": sources.task.chosen_by(), "description": words}
+
+    def merged() -> str | None:
+        if not (run / files.MERGED).is_dir():
+            raise Unavailable("merged/ is not here")
+        return inputs.weights_digest(run / files.MERGED)
 
     for role, name in _MODELS.items():
         model, words = found["models"][role] or {}, "weights"
@@ -192,8 +210,7 @@ def _of_sources(run: Path, found: Found, sources: NamedSources) -> _Checks:
             find = partial(sources.digest, role, "weights")
             yield f"{name} has the {words} recorded", model["weights"], find
     if found["models"]["merged"] is not None:
-        find = partial(inputs.weights_digest, run / files.MERGED)
-        yield "merged/ has the weights recorded", found["models"]["merged"]["weights"], find
+        yield "merged/ has the weights recorded", found["models"]["merged"]["weights"], merged
     for side in SETS:
         recorded = found[f"{side}_set"]
         if recorded is not None:
@@ -206,7 +223,7 @@ def _of_figures(found: Found, sources: NamedSources) -> _Checks:
 
     def figure(role: str, part: str) -> Any:
         again = sources.figures(role)[part]
-        if again is None and part == "against_retain_model":
+        if again is None and "retain_model" in part:
             raise Unavailable("the retain model is not here")
         return again
 
@@ -221,6 +238,9 @@ def _of_figures(found: Found, sources: NamedSources) -> _Checks:
                 again[key] = goal[role][key]
         return again
 
+    cut = {side: one["cut"] for side in SETS if (one := found[f"{side}_set"])}
+    if {*cut.values()} != {None}:
+        yield "as many texts are cut as recorded", cut, sources.cut_texts
     for role in ("after", "before"):
         for part, name in _FIGURES.items():
             recorded = figures[role][part]
