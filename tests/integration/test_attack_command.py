@@ -7,8 +7,10 @@ import pytest
 import yaml
 from run_files import contents, read, write_rows
 
+from hamu import HamuError
 from hamu.data import read_text
 from hamu.report.run import read_run
+from hamu.unlearning.jobs.tasks import Task
 from hamu.unlearning.record.inputs import weights_digest
 
 QUICK = ("--attack_steps", 20, "--attack_seeds", 1, "--attack_records", 40)
@@ -55,12 +57,22 @@ def test_an_attack_on_images_leaves_its_files_and_the_models_as_they_were(cli, f
     assert read("out/attack.json") == found, "by its settings"
 
 
-def test_what_one_model_was_asked_is_kept_though_another_cannot_be(cli, finished):
+def test_what_one_model_was_asked_is_kept_though_another_cannot_be(cli, finished, monkeypatch):
     shutil.copytree("original", "damaged")
     (finished / "damaged/model.safetensors").write_bytes(b"no weights")
     code, _, err = attacked(cli, "--retain_model", "damaged", "--output_dir", "out")
-    assert code == 2
-    assert "damaged" in err
+    assert (code, "damaged" in err, (finished / "out").exists()) == (2, True, False)
+    start, loaded = Task.start_model, []
+
+    def twice(self, source):
+        if len(loaded) == 2:
+            raise HamuError(f"{source} is gone")
+        loaded.append(source)
+        return start(self, source)
+
+    monkeypatch.setattr(Task, "start_model", twice)
+    code, _, err = attacked(cli, "--retain_model", "original", "--output_dir", "out")
+    assert (code, "original is gone" in err, loaded) == (2, True, ["original", "run/model"])
     found = read("out/attack.json")
     assert [*found["models"]] == ["unlearned"]
     assert (found["complete"], found["lasts"]) == (False, None)
@@ -119,7 +131,9 @@ def test_texts_are_attacked_and_miniature_is_not_unrelated_to_itself(
     assert "name others with --unrelated_data" in found["skipped"]["relearn-unrelated"]
     assert "Whether it lasts is open" in out
     rows = [{"question": f"Colour {n}?", "answer": f"It is shade {n}."} for n in range(20)]
-    write_rows("other.jsonl", rows)
+    known = read_text("miniature").records[0]
+    rows += [{"question": "", "answer": f"{known.prompt} {known.answer.upper()}!"}]
+    write_rows("other.jsonl", [{"text": row["question"] + " " + row["answer"]} for row in rows])
     names = "relearn-unrelated,prefill,sample"
     more = ("--attacks", names, "--unrelated_data", "other.jsonl", "--output_dir", "more")
     code, out, err = cli(*common, *more)
@@ -128,6 +142,7 @@ def test_texts_are_attacked_and_miniature_is_not_unrelated_to_itself(
     assert list(json.loads(written)["outcomes"]) == names.split(",")
     assert not any(record.answer.strip() in written for record in read_text("miniature").records)
     assert "leak@2" in out
+    assert "1 of 21 unrelated texts are among those to retain or to forget" in out
 
 
 def test_an_adapter_is_attacked_through_adapters(cli, saved_text_model, tmp_path):

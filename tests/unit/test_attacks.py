@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from run_files import write_rows
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -113,6 +114,26 @@ def test_the_records_relearned_are_not_those_looked_at(data):
         assert not relearned & {looked_at[i]["pixel_values"].numpy().tobytes() for i in range(20)}
 
 
+def test_no_copy_of_a_relearned_record_is_looked_at_and_any_data_set_will_do(
+    data, texts, classifier
+):
+    twice = data.forget.select([*range(15)] * 2)
+    copies = texts[1].forget.select([*range(8)] * 2)
+    for problem in (replace(data, forget=twice), replace(texts[1], forget=copies)):
+        attacker = _Attacker(None, problem, AttackSettings(relearned_records=5), 0, None)
+        items, looked_at = attacker.batches("relearn-few", 3)
+        key = "input_ids" if problem.kind == "text" else "pixel_values"
+        relearned = {tuple(row[row >= 0].tolist()) for row in next(items)[key].flatten(1)}
+        seen = [tuple(looked_at[i][key].flatten().tolist()) for i in range(len(looked_at))]
+        assert seen
+        assert not any(one[:20] == other[:20] for one in seen for other in relearned)
+    same = replace(data, forget=data.forget.select([0] * 4))
+    with pytest.raises(HamuError, match="all other forgotten records equal those"):
+        attack(classifier, same, replace(FEW_STEPS, attacks="relearn-few"))
+    plain = AttackData(*([one[i] for i in range(20)] for one in (data.retain, data.forget)))
+    assert attack(classifier, plain, FEW_STEPS).records["relearned"] == 10
+
+
 @pytest.mark.parametrize(("kind", "rate"), [("image", 1e-3), ("text", 3e-4), ("adapter", 1e-3)])
 def test_the_rate_is_that_of_the_kind_of_model(kind, rate, classifier, data, texts, monkeypatch):
     """Adam's first step moves the weights by its rate."""
@@ -185,6 +206,20 @@ def test_samples_differ_from_each_other_and_are_repeated_by_their_seed(texts):
         assert len(prefilled(model, data, data.forget, words)) == len(data.forget)
 
 
+def test_a_text_of_one_token_is_left_out_of_prefill(texts, tmp_path):
+    model, data = texts
+
+    def asked(*rows):
+        write_rows(tmp_path / "plain.jsonl", [{"text": row} for row in rows])
+        plain = encode(read_text(str(tmp_path / "plain.jsonl")), data.tokenizer)
+        attacker = _Attacker(model, replace(data, forget=plain), AttackSettings(), 0, print)
+        return attacker.asked("prefill").figures
+
+    assert asked("a", "A town by the sea.") == asked("A town by the sea.")
+    with pytest.raises(HamuError, match="no forgotten record has a prompt, or a second token"):
+        asked("a")
+
+
 def test_answers_begin_behind_the_prompt_and_words_are_counted_in_any_script(texts):
     model, data = texts
     settings = AttackSettings("prefill,sample", attack_samples=2, attack_answers=3)
@@ -245,6 +280,8 @@ SURE = (1.0, 1.0)
     ("text", (5.3, 4.0), (1.8, 1.8), None, False),
     ("text", (5.3, 5.0), (1.8, 1.8), None, True),
     ("text", (5.3, 5.7), (1.8, 1.8), None, True),
+    # no step did anything
+    ("text", (5.3, 5.301), (1.8, 1.801), None, None),
     # what fine-tuning does to the original too does not come back
     ("text", (2.2, 2.0), (1.8, 1.6), None, True),
     ("text", (2.2, 2.0), (1.8, 1.9), None, False),

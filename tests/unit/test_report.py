@@ -208,7 +208,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (ALL | {"after": ALL["after"] | {"too_high": 1}}, True, 1.0, 0.0, FORGOT, "good"),
     (ALL | {"after": ALL["after"] | {"too_high": 2}}, True, 1.0, 0.0, f"{FORGOT}; 2 stand out", "mixed"),
     (ALL | {"kind": "erased"}, None, 1.0, 0.0, "By its predictions it forgot", "mixed"),
-    (ALL, False, 1.0, -0.1, "It is hidden, not forgotten: fine-tuning on the retain", "bad"),
+    (ALL, False, 1.0, -0.1, "It does not last: fine-tuning on the retain data", "bad"),
 ])  # fmt: skip
 def test_the_verdict_follows_all_figures(tmp_path, asked, lasts, forget, retain, headline, tone):
     attack = None if lasts == "no attack" else LASTING | {"lasts": lasts}

@@ -92,7 +92,7 @@ def _words(text: str) -> str:
     return " ".join(images.normal(text).split())
 
 
-def _loose_words(text: str) -> str:
+def loose_words(text: str) -> str:
     """Words in lower case, without punctuation and control characters; vowel signs are neither."""
     text = unicodedata.normalize("NFKC", text).casefold()
     no_words = {ord(sign): " " for sign in {*text} if unicodedata.category(sign)[0] in "PC"}
@@ -129,7 +129,7 @@ class TextRecords:
         Unicode's forms of a letter are equal, and so is all white space; around a text, or around
         the question in a prompt, it counts nothing. Loosely, case and punctuation do not count.
         """
-        words = _loose_words if loosely else _words
+        words = loose_words if loosely else _words
         pairs = (map(words, record.compared()) for record in self.records)
         texts = (f"{len(prompt)} {prompt}{answer}" for prompt, answer in pairs)
         return [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]

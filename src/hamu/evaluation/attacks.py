@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, Subset
 
 from hamu.core.forward import predict_logits, seeded
 from hamu.core.objectives import CrossEntropy, Scored
@@ -45,6 +45,7 @@ _POINTS = (0, 5, 10, 20, 40, 80)
 _AT_LEAST, _AT_MOST = 20, 40  # steps of relearn-retain: models hold for 20 and give way after
 _MARGIN = 0.10  # the share that may come back
 _LEAST_RISE = 0.1  # nats; a share of less is noise
+_UNMOVED = 0.002  # of a text model's loss: fine-tuning that does anything changes more
 _KNOWLEDGE = ("recognised", "extraction_strength", "exact_memorization")  # high for a known record
 Figures = dict[str, float]
 _BITS: tuple[int, ...] = (0, 8, 4)  # 0: as saved
@@ -217,6 +218,8 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     forgotten = start - known if is_text else known - start
     if too_little := _too_little(is_text, by_model, start, forgotten):
         return None, too_little, 0
+    if is_text and all(map(_is_unmoved, by_model.values())):
+        return None, "fine-tuning changed next to no loss; raise --attack_learning_rate", 0
 
     def excess(steps: int, role: str = UNLEARNED) -> float:
         back = _given_back(result, role, steps)
@@ -238,6 +241,11 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
         if max(judged, default=0) < _AT_LEAST:
             return None, _original_passes(by_model), 0
     return True, "", max(judged, key=excess)
+
+
+def _is_unmoved(outcome: Outcome) -> bool:
+    start = outcome.mean("loss", 0)
+    return all(abs(outcome.mean("loss", n) - start) < _UNMOVED * start for n in outcome.at)
 
 
 def _too_little(
@@ -486,9 +494,14 @@ class _Attacker:
         if name != RELEARN_FEW:
             source = data.unrelated if name == RELEARN_UNRELATED else data.retain
             return map(collate, drawn(source, size)), data.forget
-        order = torch.randperm(len(data.forget), generator=torch.Generator().manual_seed(seed))
-        count = settings.relearned(len(data.forget), data.kind)
-        few, others = data.forget.select(order[:count]), data.forget.select(order[count:])
+        total, generator = len(data.forget), torch.Generator().manual_seed(seed)
+        order = torch.randperm(total, generator=generator).tolist()
+        count, contents = settings.relearned(total, data.kind), _contents(data.forget)
+        known = {contents[i] for i in order[:count]}
+        unseen = [i for i in order[count:] if contents[i] not in known]
+        if not unseen:
+            raise HamuError("all other forgotten records equal those that it relearns")
+        few, others = (_selected(data.forget, rows) for rows in (order[:count], unseen))
         of_few = size // 2 if is_text else count
         of_retain = size - of_few if is_text else size  # images: on top of a whole batch
         both = zip(drawn(data.retain, of_retain), drawn(few, of_few), strict=True)
@@ -501,6 +514,12 @@ class _Attacker:
         records = subset(data.forget, most, self.seed)
         if not is_rounding:  # answers begin behind the prompt, even where the loss is of all
             records = encode(records.texts, data.tokenizer, max(map(len, records.tokens)))
+        if name == PREFILL:
+            starts = _starts(data.tokenizer, records, settings.prefill_words)
+            rows = [n for n, start in enumerate(starts) if start]  # others have one token alone
+            if not rows:
+                raise HamuError("no forgotten record has a prompt, or a second token")
+            records = records.select(torch.tensor(rows))
         with seeded(model, self.seed):
             if is_rounding:
                 at = _BITS
@@ -516,6 +535,17 @@ class _Attacker:
                 found = [{"rouge_l_recall": leak_at_k(scores, k)} for k in at]
         self.advance(1)
         return _outcome(at, [[one] for one in found])
+
+
+def _contents(data: Any) -> Sequence[Any]:
+    """Something equal for equal records, of texts but for case or punctuation."""
+    if isinstance(data, TextData):
+        return data.texts.digests(loosely=True)
+    return data.digests() if hasattr(data, "digests") else range(len(data))
+
+
+def _selected(data: Any, rows: list[int]) -> Any:
+    return data.select(torch.tensor(rows)) if hasattr(data, "select") else Subset(data, rows)
 
 
 def _outcome(
@@ -544,11 +574,7 @@ def _fine_tune(
 
 def prefilled(model: Any, data: AttackData, records: TextData, words: int) -> Tensor:
     """ROUGE-L of greedy answers after the first words of the right ones, but for the last token."""
-    pairs = zip(records.tokens, records.scored_from, strict=True)
-    starts = [
-        _after(data.tokenizer, tokens.tolist(), start, words, records.ends)
-        for tokens, start in pairs
-    ]
+    starts = _starts(data.tokenizer, records, words)
     return _answered(model, data, replace(records, scored_from=tuple(starts)))
 
 
@@ -572,6 +598,11 @@ def leak_at_k(scores: list[Tensor], k: int) -> float:
 
 def _has_prompts(data: TextData) -> bool:
     return all(record.prompt or record.messages for record in data.texts.records)
+
+
+def _starts(tokenizer: Any, records: TextData, words: int) -> list[int]:
+    pairs = zip(records.tokens, records.scored_from, strict=True)
+    return [_after(tokenizer, one.tolist(), start, words, records.ends) for one, start in pairs]
 
 
 def _after(tokenizer: Any, tokens: list[int], start: int, words: int, ends: Collection[int]) -> int:

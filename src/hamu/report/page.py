@@ -93,8 +93,8 @@ def _lasting(run: Run, found: Verdict) -> Verdict:
         return found
     goal, lasts = run.goal, run.attack and run.attack["lasts"]
     if lasts is False:
-        back = "fine-tuning on the retain data brings it back"
-        return Verdict(f"It is hidden, not forgotten: {back}", "bad")
+        back = "fine-tuning on the retain data brings some of it back"
+        return Verdict(f"It does not last: {back}", "bad")
     if lasts is not None:
         return Verdict(f"{found.headline}; {what} lasts", found.tone)
     tested = "was not tested"

@@ -18,6 +18,7 @@ from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
 from hamu.data import TextRecords, collate, encode, read_text
+from hamu.data.text import loose_words
 from hamu.errors import HamuError
 from hamu.evaluation import attacks, build_metrics, forget_quality, tofu_report
 from hamu.evaluation.answers import PERTURBED
@@ -261,6 +262,16 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     return attacked
 
 
+def _unknown(texts: TextRecords, problem: Problem) -> TextRecords:
+    """The texts that the problem does not hold, in whatever form, but for case or punctuation."""
+
+    def contents(data: TextRecords) -> list[str]:
+        return [loose_words(record.prompt + " " + record.answer) for record in data.records]
+
+    known = {*contents(problem.retain), *contents(problem.forget)}
+    return texts.select([i for i, one in enumerate(contents(texts)) if one not in known])
+
+
 def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
     """Check the attacks asked for; returns what runs them on all models and saves the result."""
     settings = task.settings.of(AttackSettings)
@@ -270,12 +281,16 @@ def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
     unrelated, named = None, settings.unrelated_data
     if attacks.RELEARN_UNRELATED in names:
         texts = task.read(task.located(named), "train") if named else read_text(MINIATURE)
-        known = {*problem.retain.digests(), *problem.forget.digests()}
-        unrelated = texts.select([i for i, one in enumerate(texts.digests()) if one not in known])
+        unrelated = _unknown(texts, problem)
+        if left_out := len(texts) - len(unrelated):
+            which = f"{left_out} of {len(texts)} unrelated texts"
+            task.tell(f"{which} are among those to retain or to forget and are left out")
     elif named is not None:
         only = attacks.RELEARN_UNRELATED
         raise HamuError(f"unrelated_data {named} has no effect without the attack {only}")
     models = task.named_models()
+    for name in [*models.values()][1:]:  # what does not load, or fit, is to cost no attack
+        task.fitted_problem(task.start_model(name), problem)
     forget_set = set_entries("forget", problem.forget)["forget set"]
 
     def loaded(bar: Progress) -> Iterator[tuple[str, Any, AttackData]]:

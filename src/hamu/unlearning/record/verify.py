@@ -122,14 +122,6 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         sides = [side for side, objective in sources.args.objectives().items() if objective]
         return of_file(files.RECORD, partial(statement_of, found, sides))
 
-    def goal() -> dict[str, Any]:
-        is_there = found["goal"]["reached"] and has_share(found["goal"])
-        args = sources.args
-        loss, budget = args.target_forget_loss, args.max_retain_increase if args.auto else None
-        kind = args.goal or ("loss" if loss is not None else found["goal"]["kind"])
-        now = {"kind": kind, "share": args.target_share, "loss": loss, "budget": budget}
-        return now | {"lasting": args.lasting, "reached": is_there}
-
     def steps() -> dict[str, int]:
         logged = logged_steps(run)  # the steps taken, if each was logged
         all_logged = logged["logged"] == found["steps"]["ended_at"]
@@ -142,7 +134,7 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         yield (
             "the goal is as set, and whether it is reached follows from its counts",
             found["goal"],
-            goal,
+            partial(_goal, found, sources),
         )
     there = dict.fromkeys(name for name in BESIDE if (run / name).is_file())
     for name, digest in {**there, **found["files"]}.items():
@@ -169,6 +161,16 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     if found["hardness"] is not None or files.STEPS in there:
         find = partial(of_file, files.STEPS, partial(first_hardness, run))
         yield "steps.jsonl has the hardness recorded", found["hardness"], find
+
+
+def _goal(found: Found, sources: NamedSources) -> dict[str, Any]:
+    """The goal by the settings, and whether it is reached by the record's own counts."""
+    is_there = found["goal"]["reached"] and has_share(found["goal"])
+    args = sources.args
+    loss, budget = args.target_forget_loss, args.max_retain_increase if args.auto else None
+    kind = args.goal or ("loss" if loss is not None else found["goal"]["kind"])
+    now = {"kind": kind, "share": args.target_share, "loss": loss, "budget": budget}
+    return now | {"lasting": args.lasting, "reached": is_there}
 
 
 def _read(run: Path, name: str, read: Callable[[], Any]) -> Any:
