@@ -235,6 +235,10 @@ def test_an_image_processor_that_makes_other_images_is_refused_or_named(sh, colo
         assert found == code
         assert said in out + err
         assert (out + err).count("the image processor of") == bool(said)
+    processor = {"image_processor_type": "ViTImageProcessor", "size": [8, 8], "resample": 3}
+    (tmp_path / "prepared/preprocessor_config.json").write_text(json.dumps(processor))
+    for more, is_said in (("", False), ("--image_size 8", True)):
+        assert ("not resize bilinearly" in sh(f"{whole} out{more[-1:]} {more}")[1]) == is_said
 
 
 def test_a_classifier_with_another_loss_or_none_is_trained_by_cross_entropy(done, tmp_path):

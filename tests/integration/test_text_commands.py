@@ -248,9 +248,11 @@ def test_a_long_record_is_cut_and_counted_and_plain_text_gets_no_answers(capsys)
 def test_a_tokenizer_of_another_model_is_suspected(capsys):
     new_tokenizer(["Who wrote it? Nobody did."], 300).save_pretrained("other")
     job = f"unlearn {FORGET} --model {TRAINED} {FEW} {EASY}"
-    assert run(f"{job} --tokenizer other --output_dir of-other") == 0
     fits = "of guessing: the model is of no use, or tokenizer, template or labels do not fit it"
-    assert fits in capsys.readouterr().out.replace("\n", " ")
+    others = f"{FORGET} --model {TRAINED} --max_length 96"
+    for asked, times in ((job, 2), (f"assess {others}", 1), (f"evaluate --generate 0 {others}", 1)):
+        assert run(f"{asked} --tokenizer other --output_dir of-other --overwrite") in (0, 3, 4)
+        assert capsys.readouterr().out.replace("\n", " ").count(fits) == times
     assert run(f"{job} --overwrite --output_dir of-other") == 0
     assert fits not in capsys.readouterr().out.replace("\n", " ")
 

@@ -345,6 +345,16 @@ def test_unseen_records_whose_losses_are_no_targets_are_named_at_the_start(broke
         work.start()
 
 
+def test_a_model_without_a_finite_loss_is_called_damaged():
+    found = SimpleNamespace(record_losses=torch.full((30,), math.nan, dtype=torch.float64))
+    work = Work(goal=Goal("loss", loss=2.0))
+    work.found = [work.goal.standing(found, START)]
+    sets = dict.fromkeys(("retain", "forget"), range(30))
+    work.evaluations = SimpleNamespace(sets=sets, predict=lambda data: found)
+    with pytest.raises(HamuError, match="no retain record has a finite one: the model is damaged"):
+        work.start()
+
+
 @pytest.mark.parametrize(
     ("free", "kind"), [(None, "budget"), ([False] * 29 + [True], "budget"), ([False], "criterion")]
 )

@@ -325,7 +325,8 @@ def _check_names(names: dict[int, str], theirs: Sequence[str]) -> None:
         )
     numbers = [*map(str, range(len(theirs)))]
     if unnamed and len(theirs) != len(ours) and list(theirs) != numbers:
+        whose = "the model's" if all(map(_NUMBER.fullmatch, ours)) else "the data's"
         raise HamuError(
-            f"the model has {len(ours)} classes without names, the data have {len(theirs)}; name "
-            f"the model's in id2label, or give data of all classes"
+            f"the model has {len(ours)} classes, the data {len(theirs)}, and {whose} are numbers "
+            f"without names; name both alike (the model's in id2label), or give data of all classes"
         )

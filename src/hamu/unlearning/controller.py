@@ -133,7 +133,7 @@ class Controller(TrainerCallback):
         if not (now.is_finite and self._goal_is_finite(now)):
             raise HamuError(
                 f"the model's losses are not finite at the start (retain loss {now.retain_loss}); "
-                f"leave out the records whose loss is not finite, first {self._broken()}"
+                f"{self._way_out()}"
             )
         self.start_loss = now.retain_loss
         self._keep(now)
@@ -157,17 +157,21 @@ class Controller(TrainerCallback):
         has_nan = record_losses(reference).isnan().any()
         return bool(now.targets.aim.isfinite().all() & ~has_nan)
 
-    def _broken(self) -> str:
-        """Name up to three records whose loss is not finite, by side and row."""
+    def _way_out(self) -> str:
+        """Name up to three records whose loss is not finite, by side and row, or the model."""
         looks, found = self._work.trainer.evaluations, []
         for side in (*SIDES, "test") if self._goal.kind == "unseen" else SIDES:
             data, losses = looks.sets[side], record_losses(looks.predict(looks.sets[side]))
             places = getattr(data, "indices", range(len(losses)))  # of a sample of a user's list
             rows = getattr(getattr(data, "texts", data), "rows", places)
             is_broken = losses.isnan() if side == "forget" else ~losses.isfinite()
+            if is_broken.all():
+                return (
+                    f"no {side} record has a finite one: the model is damaged, start from another"
+                )
             broken = is_broken.nonzero().flatten().tolist()
             found += [f"{side} row {int(rows[i])}" for i in broken]
-        return ", ".join(found[:3])
+        return f"leave out the records whose loss is not finite, first {', '.join(found[:3])}"
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the rate of the step; it rises over the first ones, which Adam takes in full."""

@@ -17,7 +17,7 @@ from hamu.assess import Assessment, assess_model, check_settings
 from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
-from hamu.data import TextRecords, collate, encode, read_text
+from hamu.data import TextRecords, collate, encode, read_text, subset
 from hamu.data.text import loose_words
 from hamu.errors import HamuError
 from hamu.evaluation import attacks, build_metrics, forget_quality, tofu_report
@@ -35,12 +35,14 @@ from hamu.unlearning.jobs.named_metrics import named_metrics
 from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import Problem, Task, TextTask, choose_task
+from hamu.unlearning.jobs.training import useless_words
 from hamu.unlearning.record.inputs import saved_model_entry, set_entries
 from hamu.unlearning.run_folder import RunFolder
 from hamu.unlearning.trainer import UnlearnConfig
 from hamu.unlearning.trainer.logs import silent, task_bar
 
 _REAL_ANSWERS = 1000  # that tell language from gibberish
+_LOOKED_AT = 200  # retain records, before an assessment
 _UNFINISHED = "Whether it lasts is open: the attacks have not come to their end."
 _ROLES = {"model": attacks.UNLEARNED, "original": attacks.ORIGINAL, "retain": attacks.RETRAINED}
 
@@ -108,6 +110,9 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
     if others:
         known = f"cross-entropy on both sides, but {args.method} has another loss"
         task.tell(f"assessed with {known}: {', '.join(others)}. Hardness and cost may differ")
+    some = task.predict(model, subset(problem.retain, _LOOKED_AT, args.seed))
+    if useless := useless_words({"retain": some}, model):
+        task.tell(f"warning: {useless}")
     with folder:
         with task_bar(task.console) as bar:
             shown = bar.add_task("assess", total=None)
@@ -159,7 +164,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
         others = {"original": original, "retain_model": reference}
         report["goal"] = None if goal is None else goal_report(goal, predictions, **others)
         lines = [NOTHING_TELLS] if goal is None else goal_lines(report["goal"])
-        lines += filter(None, [attacker_words(report)])
+        lines += filter(None, [attacker_words(report), useless_words(predictions, model)])
         # first what is known, whatever becomes of what takes longer
         folder.write_json(files.EVALUATION, report)
         folder.write_config(settings.given)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Resampling
 from rich.console import Console
 
 from hamu.core.distributed import is_main
@@ -427,6 +428,12 @@ class ImageTask(Task):
         statistics = (config.image_mean, config.image_std)
         found = [data if data is None else data.normalized(*statistics) for data in sets]
         if self.processor is not None:
+            bilinear = getattr(self.processor, "resample", None) in (None, Resampling.BILINEAR)
+            if self.data.image_size and not bilinear:
+                self.tell(
+                    f"warning: the image processor of {model.name_or_path} does not resize "
+                    f"bilinearly, as --image_size does; figures hold for images so resized"
+                )
             first, source = next(data for data in found if data is not None), model.name_or_path
             if not classifiers.prepares_as(self.processor, first, source):
                 self.tell(

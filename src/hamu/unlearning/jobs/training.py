@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
 
 from hamu.core.distributed import from_main, is_main, world_size
 from hamu.core.gram import SIDES
@@ -259,6 +259,7 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         known = reference and reference["forget"]
         trainer = quiet_trainer(model, problem, args, [log, bar], known)
         args.max_steps = trainer.args.max_steps  # for the record
+        trainer.add_callback(_Doubt(trainer, task.tell))
         log.trainer, trainer.before_saving = trainer, log.save
         trainer.beside_model = task.beside_model()
         with bar, kept_open(trainer):
@@ -356,10 +357,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
         f"step {trainer.state.global_step} because {trainer.stop.text}"
     )
-    if start["retain_loss"] > guess:
-        was = f"the retain loss was {start['retain_loss']:.4f} at the start"
-        fits = "the model is of no use, or tokenizer, template or labels do not fit it"
-        yield f"{was}, above the {guess:.2f} of guessing: {fits}"
+    if useless := useless_words(trainer.start_predictions, trainer.model):
+        yield f"at the start {useless}"
     if start["retain_loss"] <= guess < end["retain_loss"]:
         went = f"its retain loss went from {start['retain_loss']:.4f} to {end['retain_loss']:.4g}"
         way = f"lower --learning_rate {rate:g}, or end such a run by --max_retain_loss"
@@ -391,6 +390,27 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
         yield f"{record.cut_words(cut, len(problem.forget))}; --max_length sets what it reads"
     if trainer.promise is not None and trainer.pair.method.constrained is not None:
         yield kept_in_words(trainer.promise)
+
+
+class _Doubt(TrainerCallback):
+    """Say before the first step that a model does worse than guessing on what is to stay."""
+
+    def __init__(self, trainer: UnlearnTrainer, tell: Callable[[str], None]) -> None:
+        self._trainer, self._tell = trainer, tell
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look at the first evaluation."""
+        found = self._trainer.start_predictions
+        if not state.global_step and (said := useless_words(found, self._trainer.model)):
+            self._tell(said)
+
+
+def useless_words(predictions: Mapping[str, Any], model: Any) -> str:
+    """Say that the retain loss is above that of guessing; "" if it is not."""
+    loss, guess = set_figures(predictions)["retain_loss"], guessing_loss(predictions, model)
+    fits = "the model is of no use, or tokenizer, template or labels do not fit it"
+    said = f"the retain loss is {loss:.4f}, above the {guess:.2f} of guessing: {fits}"
+    return said if loss > guess else ""
 
 
 def guessing_loss(predictions: Mapping[str, Any], model: Any) -> float:
