@@ -98,7 +98,7 @@ def files_of(source: str | Path, split: str, suffixes: Sequence[str]) -> list[Pa
             f"to_parquet, as train.parquet (and test.parquet) in a folder"
         )
     whole = [file for suffix in suffixes if (file := path / f"{split}{suffix}").is_file()]
-    name = f"{split}-?????-of-?????*.parquet"
+    name = f"{split}-?????-of-{'[0-9]' * 5}*.parquet"
     parts = sorted(path.glob(name)) or sorted(path.glob(f"data/{name}"))
     if whole or not parts:
         return whole[:1]

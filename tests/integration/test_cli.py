@@ -287,6 +287,8 @@ def test_a_dry_run_on_images_counts_what_the_run_would_have(done, tmp_path, save
     settings = "--num_train_epochs 2 --per_device_train_batch_size 100"
     new = plan(f"train --data digits --model resnet8 {settings}")
     assert (new["training images"], new["images in a step"], new["steps"]) == (1438, 100, 30)
+    whole = plan(f"train --data digits --model resnet8 {settings} --dataloader_drop_last")
+    assert whole["steps"] == 28
     assert new["memory: weights"] == pytest.approx(4 * parameters / 1e6, abs=0.05)
     job = f"unlearn {CLASS} --model {saved_model} --method kl --per_device_train_batch_size"
     one, four = (plan(f"{job} {size}") for size in (50, 200))

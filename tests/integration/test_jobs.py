@@ -74,3 +74,9 @@ def test_an_object_in_place_of_a_file_is_refused(options):
 ])  # fmt: skip
 def test_assess_is_a_room_and_a_job_and_help_loads_no_torch(code):
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_template_may_be_typed_as_the_help_shows_it():
+    for typed in ("Q: {question}\\nA:", "Q: {question}\nA:"):
+        settings = settings_of("evaluate", {"question_template": typed})
+        assert settings.value("question_template") == "Q: {question}\nA:"

@@ -126,7 +126,10 @@ def test_wrong_input_is_one_line_and_writes_nothing(images, capsys):
     before = contents(images)
     os.mkfifo(images / "pipe.html")
     for words, said in (
-        ("compare", "the comparison in compare has no run yet; wait until its first one has begun"),
+        (
+            "compare",
+            "the comparison in compare has no run to show: none has begun yet, or all have failed",
+        ),
         ("gone", "there is no folder gone; name the --output_dir of a `hamu unlearn`"),
         ("data", "data holds no run: it has neither steps.jsonl nor record.json"),
         ("run --output nowhere/x.html", "the folder nowhere of --output is not there"),

@@ -60,11 +60,10 @@ def not_held(capsys):
     "words",
     [
         "--model original --lora --lora_rank 2 --retain_model adapter",
-        "--model original --lora --base_model other",
         "--model adapter --base_model elsewhere",
     ],
 )
-def test_a_base_is_that_of_the_named_adapter_and_a_new_adapters_is_the_model(words, capsys):
+def test_a_base_is_that_of_the_named_adapter(words, capsys):
     if "elsewhere" in words:
         Path("other").rename("elsewhere")
     assert run(f"{UNLEARN} {words}") == 0
@@ -116,6 +115,33 @@ def test_an_adapter_finds_its_base_from_any_folder_and_no_file_names_the_folder(
     language.load_language_model("here/run/model")
     for name in ("record.json", "record.md", "inputs.json"):
         assert str(tmp_path) not in Path("here/run", name).read_text()
+
+
+@pytest.mark.parametrize(("job", "unused"), [
+    ("evaluate --model original --generate 0 --learning_rate 0.5 --merge", "on a measurement: learning_rate, merge"),
+    ("assess --model original --bf16", "on an assessment: bf16"),
+    (f"unlearn {FAST} --model original --expected_retain 9", "without --dry_run: expected_retain"),
+    ("unlearn --model original --max_steps 1 --config by_goal.yaml", "by goal: warmup_steps"),
+    ("evaluate --model original --generate 0 --answer_prefix x", "answer_prefix are not used: whole.jsonl has"),
+])  # fmt: skip
+def test_what_has_no_effect_is_named(job, unused, capsys):
+    rows = [
+        {"prompt": f"{r.prompt}\n", "completion": r.answer}
+        for r in read_text("miniature").records[:24]
+    ]
+    write_rows("whole.jsonl", rows)
+    Path("by_goal.yaml").write_text("unlearn: {warmup_steps: 5, target_forget_loss: 1}")
+    data = "--data whole.jsonl --forget_rows 0,1,2,3" if "prefix" in job else DATA
+    run(f"{job} {data} --max_length 64 --output_dir run")
+    assert unused in " ".join(capsys.readouterr().out.split())
+
+
+def test_training_on_all_data_names_what_is_of_a_forget_set(capsys):
+    job = "train --data records.jsonl --model original --max_steps 1 --rho 0.5 --retain_model other"
+    assert run(f"{job} --output_dir run") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "without effect on training: retain_model" in said
+    assert "without effect without --without_forget: rho" in said
 
 
 def test_a_merge_that_fails_costs_no_result(capsys, monkeypatch):

@@ -91,7 +91,7 @@ def test_an_infeasible_constraint_stops_or_skips_and_says_what_is_possible(metho
     assert (step.decision, step.cause) == (on_infeasible, "infeasible")
     assert step.should_stop == (on_infeasible == "stop")
     why = "cannot be met: the gradients allow at most 2; lower it or use constraint_mode"
-    assert f'the constraint 2.5 {why}="relative"' == step.reason
+    assert f"the constraint 2.5 {why} relative" == step.reason
     assert grads == [None, None]
 
 

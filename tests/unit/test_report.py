@@ -146,11 +146,14 @@ def test_a_long_run_stays_small_and_keeps_its_peaks(tmp_path):
 def test_a_run_under_way_has_a_report(tmp_path):
     place = write_run(tmp_path / "run", finished=False)
     with open(place / "steps.jsonl", "a") as log:
-        log.write('{"step": 21, "forget_lo')  # as it is while it is written
+        log.write('{"step": 1e999}\n{"step": 21, "forget_lo')  # as it is while it is written
+    lines = (place / "layers.jsonl").read_text().splitlines()
+    (place / "layers.jsonl").write_text("\n".join([*lines, '{"step": 21, "cos": ["x"]}']))
     run = replace(read_run(place), unobserved="the model after is not there")
     assert verdict(run).headline == "Not finished: step 20 so far"
     words = words_of(run)
-    assert "of steps.jsonl, 1 line is damaged and skipped" in words
+    assert "of steps.jsonl, 2 lines are damaged and skipped" in words
+    assert "layers.jsonl cannot be read" in words
     assert "the model after is not there" in words
     assert "it takes two finite evaluations in evaluation.json" in words, "there may have been some"
     run.steps.loc[run.steps.index[-1], "retain_loss"] = math.nan
@@ -194,6 +197,7 @@ FORGOT = f"It forgot, {STAYED}; it lasts"
     (goal(19, 19), True, 2.0, 0.0, "Before the run, too, 19 of 20 records counted as fo", "open"),
     (LIMITED, True, 2.0, 0.0, f"{FORGOT}; its goal is not reached", "mixed"),
     (ALL | {"sampled_from": 90}, True, 1.0, 0.0, "It forgot in a sample of 20 of 90 rec", "good"),
+    (goal(0, 18) | {"sampled_from": 90}, True, 2.0, 0.0, "It forgot in part, 18 of 20 records in a sample of 90, 0", "mixed"),
     (goal(0, 10) | {"share": 0.5}, True, 1.0, 0.0, "It forgot 10 of 20 records, as many as its", "good"),
     (ALL | {"share": 0.5}, True, 1.0, 0.0, FORGOT, "good"),
     (ALL | {"doubts": ["few"]}, True, 1.0, 0.0, "Whether it forgot can hardly be told", "open"),

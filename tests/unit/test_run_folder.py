@@ -86,8 +86,8 @@ FOREIGN = "which is not of a run; --overwrite only replaces runs, so choose anot
 
 
 @pytest.mark.parametrize(("given", "use", "overwrite"), [
-    (BEGUN, "an interrupted run; go on with it by hamu unlearn --resume --output_dir '/.*/my out', ", False),
-    (BEGUN | {"inputs.json": {"training set": None}}, "an interrupted run; .* hamu train", False),
+    (BEGUN, "an unfinished run; go on with it by hamu unlearn --resume --output_dir '/.*/my out', ", False),
+    (BEGUN | {"inputs.json": {"training set": None}}, "an unfinished run; .* hamu train", False),
     (BEGUN | {"record.json": {}}, f"a run; {OTHER}", False),
     ({"evaluation.json": {}}, f"a run; {OTHER}", False),
     ({"thesis.txt": ""}, f"thesis.txt, {FOREIGN}", False),
@@ -138,7 +138,7 @@ def test_what_an_interrupted_first_write_has_left_is_in_nobodys_way(tmp_path, ho
 
 def test_a_run_that_was_killed_before_it_wrote_its_settings_is_in_nobodys_way(begun):
     fill(begun, {"config.yaml": "", ".config.yaml.x1_2abcd": "mo"})
-    with pytest.raises(HamuError, match="holds an interrupted run"):
+    with pytest.raises(HamuError, match="holds an unfinished run"):
         RunFolder(begun)
     (begun / "config.yaml").unlink()
     with RunFolder(begun) as folder:

@@ -619,7 +619,7 @@ class PairedGradients:
             demand, most = status.demand.item(), status.max_demand.item()
             why = (
                 f"the constraint {demand:.4g} cannot be met: the gradients allow at most "
-                f'{most:.4g}; lower it or use constraint_mode="relative"'
+                f"{most:.4g}; lower it or use constraint_mode relative"
                 if most > 0
                 else "the constraint cannot be met: a gradient it needs is zero in each block, or "
                 "in one with a share of the demand"

@@ -48,7 +48,8 @@ def check_is_saved(source: str, configs: Sequence[str] = CONFIGS) -> None:
     elif not any((Path(source) / name).is_file() for name in configs):
         raise HamuError(
             f"{source} is not a saved model: it has no {' or '.join(configs)}; give a folder "
-            f"written by save_pretrained (or {MODEL} in the folder of a run), or hub:OWNER/NAME"
+            f"written by save_pretrained (or {MODEL} in the folder of a run), or hub:OWNER/NAME; a "
+            f"run is resumed where it was started"
         )
 
 

@@ -125,7 +125,9 @@ def _forgotten(run: Run) -> Verdict:
             return Verdict(f"It did not forget: {chance}", "bad")
         return Verdict("The forget loss rose", "open")
     before, after = (run.goal[role]["forgotten"] for role in ROLES)
-    count = f"{after:,} of {run.goal['after']['records']:,} records"
+    whole, measured = run.goal.get("sampled_from"), run.goal["after"]["records"]
+    count = f"{after:,} of {measured:,} records"
+    count += f" in a sample of {whole:,}" if whole else ""
     if run.goal.get("doubts") and after > before:
         return Verdict("Whether it forgot can hardly be told", "open")
     if goals.has_share(run.goal):
@@ -133,10 +135,9 @@ def _forgotten(run: Run) -> Verdict:
             return Verdict(f"Before the run, too, {count} counted as forgotten", "open")
         if after < before:
             return Verdict(f"Fewer count as forgotten: {count}, {before:,} before", "open")
-        whole, measured = run.goal.get("sampled_from"), run.goal["after"]["records"]
         of = f" in a sample of {measured:,} of {whole:,} records" if whole else ""
         if after < (1 - goals.LEVEL) * measured:  # its goal asks for few
-            of = f" {count}{of}, as many as its goal asks"
+            of = f" {count}, as many as its goal asks"
         elif before and not whole:
             of = f" {count}"
         of += f", {before:,} before" if before else ""

@@ -178,7 +178,8 @@ def run_folders(path: Path) -> list[Path]:
         if found := sorted(one.parent for one in path.glob(f"*/{files.CONFIG}")):
             return found
         raise HamuError(
-            f"the comparison in {path} has no run yet; wait until its first one has begun"
+            f"the comparison in {path} has no run to show: none has begun yet, or all have failed, "
+            f"for which comparison.json has the reasons"
         )
     if not any((path / name).is_file() for name in (files.STEPS, files.RECORD)):
         raise HamuError(
@@ -208,7 +209,7 @@ def read_run(path: Path) -> Run:
         place=place,
         steps=steps.loc[:, np.isfinite(steps).any()],
         entries=evaluation["trajectory"] if evaluation else (),
-        layers=_layers(_lines(path / files.LAYERS, notes)),
+        layers=_layers(_lines(path / files.LAYERS, notes), notes),
         evaluation=evaluation,
         record=record,
         attack=attack,
@@ -293,7 +294,7 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         try:
             entry = json.loads(line)
             found.append(entry | {"step": int(entry["step"])})
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             unread += 1
     if unread:
         are = "1 line is" if unread == 1 else f"{unread:,} lines are"
@@ -301,16 +302,18 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _layers(lines: Sequence[Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
+def _layers(lines: Sequence[Mapping[str, Any]], notes: list[str]) -> dict[str, pd.DataFrame]:
     blocks = lines[0].get("blocks") if lines else None
     if not blocks or len(lines) == 1:
         return {}
     none = [None] * len(blocks)  # of a step that was not taken
     steps = [one["step"] for one in lines[1:]]
-    return {
-        key: pd.DataFrame([one.get(key) or none for one in lines[1:]], steps, blocks, float)
-        for key in ("cos", "change")
-    }
+    rows = {key: [one.get(key) or none for one in lines[1:]] for key in ("cos", "change")}
+    try:
+        return {key: pd.DataFrame(rows[key], steps, blocks, float) for key in rows}
+    except (ValueError, TypeError) as error:
+        notes.append(f"layers.jsonl cannot be read: {first_line(error)}")
+        return {}
 
 
 def _failure(run: Path) -> str:

@@ -183,7 +183,7 @@ class RunFolder:
                 if reads in inputs and self.has(CONFIG) and not self.has(_LAST[command]):
                     place = shlex.quote(str(self.path))
                     resume = f"hamu {command} --resume --output_dir {place}"
-                    what = f"an interrupted run; go on with it by {resume}, "
+                    what = f"an unfinished run; go on with it by {resume}, "
             raise HamuError(f"{in_use} {what}{_OTHER}, or replace it with --overwrite")
         return found
 

@@ -32,7 +32,7 @@ from hamu.report.pictures import plot_attacks, plot_frontiers
 from hamu.report.run import answered
 from hamu.unlearning.goals import NOTHING_TELLS, choose_goal, goal_lines, goal_report
 from hamu.unlearning.jobs.named_metrics import named_metrics
-from hamu.unlearning.jobs.options import TOFU_SETS, AssessOptions, EvaluateOptions
+from hamu.unlearning.jobs.options import OF_TRAINING, TOFU_SETS, AssessOptions, EvaluateOptions
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.jobs.tasks import Problem, Task, TextTask, choose_task
 from hamu.unlearning.jobs.training import useless_words
@@ -97,6 +97,7 @@ def assess(*, console: Console | None = None, **options: Any) -> Assessed:
     check_settings(**how)
     folder, problem = task.start()
     task.settle_adapter()
+    task.tell_unused("on an assessment", {"bf16", "fp16"}, options)
     set_seed(args.seed)  # of a new adapter
     model = task.start_model(str(task.run.model)).to(args.device)
     problem = task.fitted_problem(model, problem)
@@ -146,6 +147,7 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
     asked, retain_model = settings.of(EvaluateOptions), task.run.retain_model
     named = named_metrics(task, problem, asked)
     tofu = _tofu_sets(task, problem, asked) if isinstance(task, TextTask) else {}
+    task.tell_unused("on a measurement", {*OF_TRAINING}, options)
     of_attacks = settings.of(AttackSettings)
     attacks = attacks_on(task, problem) if of_attacks.attacks else None
     task.tell_unused("without --attacks", set() if attacks else {*vars(of_attacks)}, options)
@@ -260,6 +262,7 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
     """Fine-tune copies of a model, and measure whether what was forgotten comes back."""
     task = choose_task(settings_of("attack", options), console or silent())
     folder, problem = task.start()
+    task.tell_unused("on an attack, which has settings of its own", {*OF_TRAINING}, options)
     run = attacks_on(task, problem)
     with folder:
         attacked = run(folder)

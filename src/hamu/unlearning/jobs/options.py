@@ -40,6 +40,7 @@ PATHS = _names(
     "forget_perturbed retain_perturbed real_authors world_facts similar_data model base_model "
     "retain_model original_model tokenizer unrelated_data"
 )
+WITH_LINES = _names("question_template answer_prefix")
 # Least values, and those that are too much.
 BOUNDS = {
     **dict.fromkeys(
@@ -47,6 +48,7 @@ BOUNDS = {
     ),
     "generate": (0, inf),
     "lora_dropout": (0, 1),
+    "forget_seed": (0, 1 << 63),
 }
 TOFU_SETS = ("forget_perturbed", "retain_perturbed", "real_authors", "world_facts")
 OF_AN_ADAPTER = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets")
@@ -65,6 +67,10 @@ SHOWN = _names(
     "max_grad_norm seed bf16 fp16 use_cpu eval_strategy eval_steps logging_steps save_strategy "
     "save_steps load_best_model_at_end metric_for_best_model report_to channels_last "
     "gradient_checkpointing"
+)
+# Those of them, and of a run, that do nothing where nothing is trained.
+OF_TRAINING = (SHOWN | {"merge"}) - _names(
+    "per_device_eval_batch_size seed bf16 fp16 use_cpu channels_last"
 )
 # TrainingArguments without a place: a job writes into its output folder alone, and reaches no
 # network but for names that begin with "hub:" and trackers.

@@ -58,7 +58,9 @@ def plan(settings: Settings, console: Console) -> RunPlan:
     trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
     memory = _of_weights(args, 4 * trained, frozen_bytes(net, task.dtype())) | kept
     per_step = batch * args.gradient_accumulation_steps
-    epoch = math.ceil(len(next(iter(sets.values()))) / per_step)
+    batches = len(next(iter(sets.values()))) / batch
+    batches = math.floor(batches) if args.dataloader_drop_last else math.ceil(batches)
+    epoch = max(1, math.ceil(batches / args.gradient_accumulation_steps))
     steps = args.max_steps if args.max_steps > 0 else math.ceil(epoch * args.num_train_epochs)
     if isinstance(args, UnlearnConfig) and args.auto and args.max_steps <= 0:
         steps = steps_of_a_run(args, len(sets["retain"]), per_step)

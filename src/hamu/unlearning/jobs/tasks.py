@@ -463,11 +463,20 @@ class TextTask(Task):
     has_test_split = staticmethod(text.has_test_split)
 
     def read(self, source: str, split: str) -> TextRecords:
-        return text.read_text(source, split, **self.reading)
+        found = text.read_text(source, split, **self.reading)
+        named = {self.data.prompt_column, "question", "instruction"} & {*found.records[0].fields}
+        if not named and self.given.keys() & {"question_template", "answer_prefix"}:
+            template = "question_template and answer_prefix"
+            self.tell(f"{template} are not used: {source} has no questions")
+        return found
 
     def check_models(self) -> None:
         super().check_models()
-        for source in self.named_models().values() if is_main() else ():
+        base, models = self.run.base_model, self.named_models().values()
+        if base is not None and not any(map(language.saved_adapter, models)):
+            only = f"base_model {base} is for an adapter, and no model is one"
+            raise HamuError(f"{only}; leave it out")
+        for source in models if is_main() else ():
             self._check_base(source)
 
     def _check_base(self, source: str) -> None:
@@ -488,8 +497,9 @@ class TextTask(Task):
         if not self.is_built_in(name):
             self.check_models()
             return self.start_model(name)
-        if run.lora or run.merge:
-            raise HamuError(f"{name} is new and trained whole; leave --lora and --merge out")
+        for option in ("lora", "merge", "base_model", "load_in_4bit", "model_dtype"):
+            if getattr(run, option):
+                raise HamuError(f"{name} is new and trained whole, in float32; leave {option} out")
         if run.tokenizer is None:
             self.tokenizer = language.new_tokenizer(r.prompt + r.answer for r in train.records)
         else:

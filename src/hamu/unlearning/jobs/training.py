@@ -25,7 +25,7 @@ from hamu.evaluation.predictions import Predictions
 from hamu.files import EVALUATION, MERGED, MODEL, RECORD, file_digest, read_json
 from hamu.models import first_not_finite, storage
 from hamu.unlearning import record
-from hamu.unlearning.goals import forgotten_words
+from hamu.unlearning.goals import forgotten_words, has_share
 from hamu.unlearning.jobs.options import RunOptions
 from hamu.unlearning.jobs.plan import RunPlan, plan
 from hamu.unlearning.jobs.settings import recorded_settings, settings_of
@@ -41,6 +41,8 @@ from hamu.unlearning.trainer.sides import first_not_finite_loss, set_figures
 from hamu.unlearning.trainer.trainer import quiet_trainer
 
 _NO_STEP = "interrupted before this process took a step"
+_EXPECTED = ("expected_retain", "expected_forget")
+_OF_A_FORGET_SET = ("rho", "forget_seed", "allow_missing")
 _HARDLY = 0.05  # a probability that is 5% lower or higher
 
 
@@ -95,6 +97,9 @@ def train(*, console: Console | None = None, **options: Any) -> Trained | RunPla
     if run.dry_run:
         return plan(settings, console)
     task = choose_task(settings, console)
+    task.tell_unused("on training", {"retain_model", *_EXPECTED}, options)
+    if not run.without_forget:
+        task.tell_unused("without --without_forget", {*_OF_A_FORGET_SET}, options)
     task.classes_of = None if task.is_built_in(run.model) else run.model
     folder = task.folder()
     if run.resume and _is_complete(folder, EVALUATION):
@@ -233,7 +238,8 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     task = choose_task(settings, console)
     where = "by goal" if args.auto else f"with {args.method}"
     where += " and --lasting" if args.lasting else ""
-    task.tell_unused(where, without_effect(args), options)
+    task.tell_unused(where, without_effect(args), settings.given)
+    task.tell_unused("without --dry_run", {*_EXPECTED}, options)
     folder, problem = task.start()
     task.settle_adapter()
     if (Path(str(run.model)).parent / RECORD).is_file():
@@ -372,6 +378,8 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
                 f"the forget loss was {start['forget_loss']:.4f} and is {end['forget_loss']:.4f}"
             )
             suits = trainer.args.method == "hamu-q" and trainer.args.forget_objective is None
+            goal = trainer.goal_run.figures()
+            suits &= goal is None or not has_share({**goal, "after": goal["before"]})
             finds = ", --auto finds one" if suits else ""
             way = f"take more steps, or a higher rate (`hamu assess` suggests one{finds})"
             yield f"the model has hardly moved: {losses}, at learning rate {rate:g}; {way}"
