@@ -10,8 +10,10 @@ import torch
 
 import hamu
 from hamu.cli import main
+from hamu.evaluation.predictions import Predictions
 from hamu.files import file_digest
 from hamu.unlearning.jobs.settings import settings_of
+from hamu.unlearning.jobs.training import useless_words
 
 
 def test_a_call_and_a_command_leave_the_same_run(saved_model, tmp_path, capfd):
@@ -80,3 +82,8 @@ def test_a_template_may_be_typed_as_the_help_shows_it():
     for typed in ("Q: {question}\\nA:", "Q: {question}\nA:"):
         settings = settings_of("evaluate", {"question_template": typed})
         assert settings.value("question_template") == "Q: {question}\nA:"
+
+
+def test_a_model_whose_losses_are_not_finite_is_called_damaged():
+    broken = Predictions(torch.full((4, 3), torch.nan), torch.zeros(4, dtype=torch.int64))
+    assert "the retain loss is nan: the model is damaged" in useless_words({"retain": broken}, None)

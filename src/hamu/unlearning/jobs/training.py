@@ -417,6 +417,8 @@ def useless_words(predictions: Mapping[str, Any], model: Any) -> str:
     """Say that the retain loss is above that of guessing; "" if it is not."""
     loss, guess = set_figures(predictions)["retain_loss"], guessing_loss(predictions, model)
     fits = "the model is of no use, or tokenizer, template or labels do not fit it"
+    if not math.isfinite(loss):
+        return f"the retain loss is {loss}: the model is damaged, or rules out what is to stay"
     said = f"the retain loss is {loss:.4f}, above the {guess:.2f} of guessing: {fits}"
     return said if loss > guess else ""
 
