@@ -342,6 +342,11 @@ def test_a_name_of_the_hub_has_configuration_and_split(source, asked, monkeypatc
     assert torch.equal(read_images(source).pixels, read_images(str(parquet)).pixels)
 
 
+def test_a_record_that_is_no_mapping_is_named():
+    with pytest.raises(HamuError, match="a record is a tuple; make it a mapping with labels"):
+        collate([(torch.zeros(1, 2, 2), 0)])
+
+
 def test_a_batch_is_fetched_whole_but_for_a_collator_of_ones_own(parquet):
     data, own = read_images(str(parquet)), Mock(side_effect=default_data_collator)
     fetched, found = (batch_of(data, [2, 0], by) for by in (collate, own))

@@ -549,6 +549,11 @@ def collate(items: Any) -> Mapping[str, Tensor]:
     """
     if isinstance(items, Mapping):
         return items
+    if not isinstance(items[0], Mapping):
+        raise HamuError(
+            f"a record is a {type(items[0]).__name__}; make it a mapping with labels and "
+            f"pixel_values or input_ids, or give a collate of your own"
+        )
     if "input_ids" not in items[0]:
         from transformers import default_data_collator  # loads what reading does not need
 
