@@ -148,7 +148,9 @@ def test_the_rate_is_that_of_the_kind_of_model(kind, rate, classifier, data, tex
         return measure(self, model, records)
 
     monkeypatch.setattr(AttackData, "measure", noted)
-    attack(model, problem, AttackSettings("relearn-retain", attack_steps=1, attack_seeds=1))
+    once = AttackSettings("relearn-retain", attack_steps=1, attack_seeds=1)
+    found = attack(model, problem, once).outcomes["relearn-retain"]["unlearned"]
+    assert found.learning_rate == rate
     assert moved == [0.0, pytest.approx(rate, rel=0.05)]
 
 

@@ -147,6 +147,7 @@ class Outcome:
     at: Sequence[int]  # strengths: steps, words, samples; 0 (as saved), 8 and 4 bits
     figures: Mapping[str, Sequence[Sequence[float]]]  # by name; of each strength and seed
     retain_accuracy: Sequence[float] = ()  # after the last step of fine-tuning, by seed
+    learning_rate: float | None = None  # of fine-tuning
 
     def mean(self, name: str, at: int) -> float:
         """Mean over seeds of a figure at a strength."""
@@ -478,7 +479,8 @@ class _Attacker:
                     self.advance(step > 0)
                 accuracies.append(data.predict(copied, retain).correct.double().mean().item())
             runs.append(measured)
-        return _outcome(points, list(zip(*runs, strict=True)), accuracies)
+        found = _outcome(points, list(zip(*runs, strict=True)), accuracies)
+        return replace(found, learning_rate=rate)
 
     def batches(self, name: str, seed: int) -> tuple[Iterator[Mapping[str, Tensor]], Any]:
         """Batches of all steps of a fine-tuning, and the forgotten records to measure."""
