@@ -262,7 +262,7 @@ def test_a_comparison_takes_the_place_of_no_other_run(compare, tmp_path):
     for name in (".hamu", "config.yaml", "record.json"):
         (tmp_path / "runs" / name).write_text("{}")
     code, _, err = compare("--methods", "ft", "--overwrite")
-    assert (code, "runs holds another run, which would be gone" in err) == (2, True), err
+    assert (code, "runs holds something else, which would be gone" in err) == (2, True), err
     assert sorted(one.name for one in (tmp_path / "runs").iterdir())[1:] == [
         "config.yaml",
         "record.json",

@@ -10,6 +10,7 @@ import torch
 
 import hamu
 from hamu.cli import main
+from hamu.cli.commands import given_flags
 from hamu.evaluation.predictions import Predictions
 from hamu.files import file_digest
 from hamu.unlearning.jobs.settings import settings_of
@@ -80,8 +81,8 @@ def test_assess_is_a_room_and_a_job_and_help_loads_no_torch(code):
 
 def test_a_template_may_be_typed_as_the_help_shows_it():
     for typed in ("Q: {question}\\nA:", "Q: {question}\nA:"):
-        settings = settings_of("evaluate", {"question_template": typed})
-        assert settings.value("question_template") == "Q: {question}\nA:"
+        found = given_flags("evaluate", ["--question_template", typed])
+        assert found == {"question_template": "Q: {question}\nA:"}
 
 
 def test_a_model_whose_losses_are_not_finite_is_called_damaged():

@@ -141,8 +141,7 @@ unlearn --data miniature --dry_run => a dry run needs --model, a folder or hub:O
 train --data nowhere --model resnet8 --expected_retain 9 --expected_forget 1 --dry_run => nowhere is neither a file nor
 train --model tiny-llama --expected_retain 9 --expected_forget 1 --dry_run => name the training data with --data
 train --data t.jsonl --model tiny-llama --lora => is new and trained whole, in float32; leave lora out
-train --data t.jsonl --model tiny-llama --base_model nope => in float32; leave base_model out
-unlearn TEXT --base_model text => base_model text is for an adapter, and no model is one; leave it out
+train --data t.jsonl --model tiny-llama --load_in_4bit => in float32; leave load_in_4bit out
 unlearn IMAGE --forget_seed 99999999999999999999 => forget_seed 99999999999999999999 must be at least 0
 unlearn --data t.jsonl --model text --forget_filter answer=Nobody => the forget set is empty
 unlearn --data t.jsonl --model text --forget_data gone.jsonl => 1 of 2 records of gone.jsonl are not in

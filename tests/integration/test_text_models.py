@@ -120,6 +120,7 @@ def test_an_adapter_finds_its_base_from_any_folder_and_no_file_names_the_folder(
 @pytest.mark.parametrize(("job", "unused"), [
     ("evaluate --model original --generate 0 --learning_rate 0.5 --merge", "on a measurement: learning_rate, merge"),
     ("assess --model original --bf16", "on an assessment: bf16"),
+    ("assess --model original --base_model other", "base_model other has no effect: no model"),
     (f"unlearn {FAST} --model original --expected_retain 9", "without --dry_run: expected_retain"),
     ("unlearn --model original --max_steps 1 --config by_goal.yaml", "by goal: warmup_steps"),
     ("evaluate --model original --generate 0 --answer_prefix x", "answer_prefix are not used: whole.jsonl has"),

@@ -128,8 +128,10 @@ def test_no_copy_of_a_relearned_record_is_looked_at_and_any_data_set_will_do(
         assert seen
         assert not any(one[:20] == other[:20] for one in seen for other in relearned)
     same = replace(data, forget=data.forget.select([0] * 4))
-    with pytest.raises(HamuError, match="all other forgotten records equal those"):
-        attack(classifier, same, replace(FEW_STEPS, attacks="relearn-few"))
+    found = attack(classifier, same, replace(FEW_STEPS, attacks="relearn-few"))
+    assert found.skipped["relearn-few"].startswith("it needs two forgotten records that differ")
+    two = replace(data, forget=data.forget.select([0, 0, 0, 1]))
+    assert attack(classifier, two, FEW_STEPS).records["relearned"] == 1
     plain = AttackData(*([one[i] for i in range(20)] for one in (data.retain, data.forget)))
     assert attack(classifier, plain, FEW_STEPS).records["relearned"] == 10
 
@@ -217,9 +219,10 @@ def test_a_text_of_one_token_is_left_out_of_prefill(texts, tmp_path):
         attacker = _Attacker(model, replace(data, forget=plain), AttackSettings(), 0, print)
         return attacker.asked("prefill").figures
 
-    assert asked("a", "A town by the sea.") == asked("A town by the sea.")
-    with pytest.raises(HamuError, match="no forgotten record has a prompt, or a second token"):
-        asked("a")
+    assert asked("A town by the sea.") == asked("a", "A town by the sea.")
+    plain = encode(read_text(str(tmp_path / "plain.jsonl")).select([0]), data.tokenizer)
+    found = attack(model, replace(data, forget=plain), AttackSettings("prefill"))
+    assert found.skipped == {"prefill": "no forgotten record has a prompt, or a second token"}
 
 
 def test_answers_begin_behind_the_prompt_and_words_are_counted_in_any_script(texts):

@@ -22,7 +22,7 @@ from hamu.errors import HamuError, percent
 from hamu.evaluation.attacks import sentence
 from hamu.report import tables
 from hamu.unlearning import jobs
-from hamu.unlearning.jobs.options import NOT_TAKEN, OF_TRAINING, SHOWN, TYPES
+from hamu.unlearning.jobs.options import NOT_TAKEN, OF_TRAINING, SHOWN, TYPES, WITH_LINES
 from hamu.unlearning.jobs.settings import Parser, parser_of
 from hamu.unlearning.record.verify import TOLERANCE
 
@@ -241,7 +241,10 @@ def given_flags(command: str, argv: list[str]) -> dict[str, Any]:
     parser = _parser(command)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
-    return dict(vars(parser.parse_args(argv)))
+    found = dict(vars(parser.parse_args(argv)))
+    for name in found.keys() & {*WITH_LINES}:  # typed as --help shows them
+        found[name] = found[name].replace("\\n", "\n")
+    return found
 
 
 def _function(command: str) -> Callable[..., Any]:
@@ -278,7 +281,7 @@ def _help(command: str, *, everything: bool) -> str:
     parser, is_job, hidden = _parser(command), command in TYPES, {*NOT_TAKEN.get(command, ())}
     if is_job and not everything:
         hidden |= {f.name for f in dataclasses.fields(TrainingArguments)} - SHOWN - {"output_dir"}
-    hidden |= OF_TRAINING if command in ("evaluate", "attack") else set()
+    hidden |= OF_TRAINING if command in ("evaluate", "attack") and not everything else set()
     words = ["[--recipe NAME] [--config FILE.yaml]"] if is_job else []
     options = []
     for action in parser._actions:

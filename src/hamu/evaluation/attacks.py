@@ -188,9 +188,9 @@ def lasts(result: AttackResult) -> bool | None:
     """True if unlearning lasts by the rule of docs/attack.md; None where the attacks cannot tell.
 
     A text model whose loss stays at or above the retain model's lasts; it is open where unlearning
-    raised the loss by less than 0.1 nats, or where less than 10 points of the images were
-    forgotten, but for a retain model that recognises about as many. Without an original, all that
-    is not recognised at the start counts as forgotten.
+    raised the loss by less than 0.1 nats or fine-tuning moves none by 0.2 %, or where less than 10
+    points of the images were forgotten, but for a retain model that recognises about as many.
+    Without an original, all that is not recognised at the start counts as forgotten.
     """
     return _judged(result)[0]
 
@@ -220,7 +220,7 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     if too_little := _too_little(is_text, by_model, start, forgotten):
         return None, too_little, 0
     if is_text and all(map(_is_unmoved, by_model.values())):
-        return None, "fine-tuning changed next to no loss; raise --attack_learning_rate", 0
+        return None, "fine-tuning moved no loss of theirs; raise --attack_learning_rate", 0
 
     def excess(steps: int, role: str = UNLEARNED) -> float:
         back = _given_back(result, role, steps)
@@ -424,11 +424,11 @@ def attack_each(
                 outcomes.setdefault(name, {})[role] = run(name)
             except HamuError as error:
                 raise HamuError(f"{name} on the {role} model: {error}") from error
-        total = len(data.forget)
+        total, differing = len(data.forget), len({*_contents(data.forget)})
         records = {
             "forget": total,
             "measured": max((settings.measured(one, total, kind) for one in outcomes), default=0),
-            "relearned": settings.relearned(total, kind) if RELEARN_FEW in outcomes else 0,
+            "relearned": settings.relearned(differing, kind) if RELEARN_FEW in outcomes else 0,
         }
         yield AttackResult(kind, outcomes, records, skipped, asdict(settings))
 
@@ -443,8 +443,9 @@ class _Attacker:
 
     def skipped(self) -> dict[str, str]:
         data, found = self.data, {}
-        if len(data.forget) < 2:
-            found[RELEARN_FEW] = "it needs two forgotten records, one to relearn and one to look at"
+        if len({*_contents(data.forget)}) < 2:
+            two = "it needs two forgotten records that differ"
+            found[RELEARN_FEW] = f"{two}, one to relearn and one to look at"
         if not data.unrelated:
             found[RELEARN_UNRELATED] = (
                 "there are no unrelated texts, or all are among those to retain or forget; name "
@@ -453,6 +454,8 @@ class _Attacker:
         if data.kind == "text" and not _has_prompts(data.forget):
             found[SAMPLE] = "plain text has no prompt to answer"
         asked = self.settings.names(data.kind)
+        if PREFILL in asked and not len(self._asked_about(PREFILL)):
+            found[PREFILL] = "no forgotten record has a prompt, or a second token"
         return {name: why for name, why in found.items() if name in asked}
 
     def relearned(self, name: str) -> Outcome:
@@ -496,32 +499,37 @@ class _Attacker:
         if name != RELEARN_FEW:
             source = data.unrelated if name == RELEARN_UNRELATED else data.retain
             return map(collate, drawn(source, size)), data.forget
-        total, generator = len(data.forget), torch.Generator().manual_seed(seed)
-        order = torch.randperm(total, generator=generator).tolist()
-        count, contents = settings.relearned(total, data.kind), _contents(data.forget)
-        known = {contents[i] for i in order[:count]}
-        unseen = [i for i in order[count:] if contents[i] not in known]
-        if not unseen:
-            raise HamuError("all other forgotten records equal those that it relearns")
-        few, others = (_selected(data.forget, rows) for rows in (order[:count], unseen))
+        contents, generator = _contents(data.forget), torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(contents), generator=generator).tolist()
+        firsts = {contents[i]: i for i in reversed(order)}  # of equal records the first
+        count = settings.relearned(len(firsts), data.kind)
+        chosen = [i for i in order if firsts[contents[i]] == i][:count]
+        known = {contents[i] for i in chosen}
+        unseen = [i for i in order if contents[i] not in known]
+        few, others = (_selected(data.forget, rows) for rows in (chosen, unseen))
         of_few = size // 2 if is_text else count
         of_retain = size - of_few if is_text else size  # images: on top of a whole batch
         both = zip(drawn(data.retain, of_retain), drawn(few, of_few), strict=True)
         return (collate(one + other) for one, other in both), others
 
-    def asked(self, name: str) -> Outcome:
-        data, settings, model = self.data, self.settings, self.model
-        is_rounding = name == QUANTIZE
+    def _asked_about(self, name: str) -> Any:
+        """Forgotten records that an attack without fine-tuning measures."""
+        data, settings = self.data, self.settings
         most = settings.measured(name, len(data.forget), data.kind)
         records = subset(data.forget, most, self.seed)
-        if not is_rounding:  # answers begin behind the prompt, even where the loss is of all
-            records = encode(records.texts, data.tokenizer, max(map(len, records.tokens)))
-        if name == PREFILL:
-            starts = _starts(data.tokenizer, records, settings.prefill_words)
-            rows = [n for n, start in enumerate(starts) if start]  # others have one token alone
-            if not rows:
-                raise HamuError("no forgotten record has a prompt, or a second token")
-            records = records.select(torch.tensor(rows))
+        if name == QUANTIZE:
+            return records
+        # answers begin behind the prompt, even where the loss is of all
+        records = encode(records.texts, data.tokenizer, max(map(len, records.tokens)))
+        if name != PREFILL:
+            return records
+        starts = _starts(data.tokenizer, records, settings.prefill_words)
+        rows = [n for n, start in enumerate(starts) if start]  # others have one token alone
+        return records.select(torch.tensor(rows, dtype=torch.int64))
+
+    def asked(self, name: str) -> Outcome:
+        data, settings, model = self.data, self.settings, self.model
+        is_rounding, records = name == QUANTIZE, self._asked_about(name)
         with seeded(model, self.seed):
             if is_rounding:
                 at = _BITS

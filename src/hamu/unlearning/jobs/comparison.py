@@ -111,13 +111,12 @@ def _started(task: Task) -> tuple[RunFolder, Problem]:
     """The folder, of a comparison that has begun or of none, and the problem."""
     place = Path(str(task.args.output_dir))
     task.run.resume = all((place / name).is_file() for name in (MARK, files.COMPARISON))
-    folder, problem = task.start()
-    if not task.run.resume and folder.has(files.CONFIG):
+    if not task.run.resume and (place / files.CONFIG).is_file():
         raise HamuError(
-            f"{folder.path} holds another run, which would be gone before the first run of this "
+            f"{place} holds something else, which would be gone before the first run of this "
             f"comparison has begun; choose another --output_dir"
         )
-    return folder, problem
+    return task.start()
 
 
 def _grid(

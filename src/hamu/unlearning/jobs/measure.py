@@ -271,13 +271,19 @@ def attack(*, console: Console | None = None, **options: Any) -> Attacked:
 
 
 def _unknown(texts: TextRecords, problem: Problem) -> TextRecords:
-    """The texts that the problem does not hold, in whatever form, but for case or punctuation."""
+    """The texts that the problem does not hold, but for case, punctuation and template."""
 
-    def contents(data: TextRecords) -> list[str]:
-        return [loose_words(record.prompt + " " + record.answer) for record in data.records]
+    def contents(record: Any) -> set[str]:
+        whole, answer = map(loose_words, (f"{record.prompt} {record.answer}", record.answer))
+        return {whole, answer} if answer.count(" ") > 2 else {whole}
 
-    known = {*contents(problem.retain), *contents(problem.forget)}
-    return texts.select([i for i, one in enumerate(contents(texts)) if one not in known])
+    known = {
+        one
+        for data in (problem.retain, problem.forget)
+        for r in data.records
+        for one in contents(r)
+    }
+    return texts.select([i for i, r in enumerate(texts.records) if not contents(r) & known])
 
 
 def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:

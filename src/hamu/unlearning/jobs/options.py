@@ -40,7 +40,7 @@ PATHS = _names(
     "forget_perturbed retain_perturbed real_authors world_facts similar_data model base_model "
     "retain_model original_model tokenizer unrelated_data"
 )
-WITH_LINES = _names("question_template answer_prefix")
+WITH_LINES = ("question_template", "answer_prefix")
 # Least values, and those that are too much.
 BOUNDS = {
     **dict.fromkeys(

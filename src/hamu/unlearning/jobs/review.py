@@ -300,8 +300,9 @@ class NamedSources:
 
     def _predicted(self, role: str) -> Figures:
         model, found = self.loaded(role)
-        fitted = self.task.fitted_problem(model, self.problem)
-        self._cut = {name: cut_records(data) for name, data in fitted.sets().items()}
+        if role == "after" and isinstance(self.task, TextTask):
+            fitted = self.task.fitted_problem(model, self.problem).sets()
+            self._cut = {name: cut_records(data) for name, data in fitted.items()}
         return found
 
     def cut_texts(self) -> dict[str, int | None]:

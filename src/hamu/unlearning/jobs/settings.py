@@ -57,8 +57,6 @@ class Parser(HfArgumentParser):
         for name, value in vars(found).items():
             if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
                 raise HamuError(f"{name} {value!r} has a character that no text may have")
-            if name in tables.WITH_LINES and value is not None:  # as --help shows them
-                setattr(found, name, value.replace("\\n", "\n"))
             if name in tables.PATHS and value is not None:
                 several = value if isinstance(value, list) else [value]
                 if "" in several:

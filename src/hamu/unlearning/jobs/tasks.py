@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,7 @@ class Task:
         self.located = partial(located, data_dir=self.data.data_dir)
         self.trust: dict[str, Any] = {"trust_remote_code": self.run.trust_remote_code}
         self._told: set[str] = set()
+        self._weights_digest = cache(recorded.weights_digest)
 
     def predict(self, model: Any, data: Any) -> Any:
         """The model's predictions for a data set, in the precision of evaluations."""
@@ -474,8 +475,7 @@ class TextTask(Task):
         super().check_models()
         base, models = self.run.base_model, self.named_models().values()
         if base is not None and not any(map(language.saved_adapter, models)):
-            only = f"base_model {base} is for an adapter, and no model is one"
-            raise HamuError(f"{only}; leave it out")
+            self.tell(f"base_model {base} has no effect: no model is an adapter")
         for source in models if is_main() else ():
             self._check_base(source)
 
@@ -486,7 +486,7 @@ class TextTask(Task):
             return
         with suppress(HamuError):  # a damaged file tells nothing
             began = read_inputs(run).get("original model")
-            if began and began.get("weights") != recorded.weights_digest(Path(base)):
+            if began and began.get("weights") != self._weights_digest(Path(base)):
                 self.tell(
                     f"warning: the base model {base} has other weights than the adapter {source} "
                     f"was made for, by its inputs.json"
@@ -497,7 +497,7 @@ class TextTask(Task):
         if not self.is_built_in(name):
             self.check_models()
             return self.start_model(name)
-        for option in ("lora", "merge", "base_model", "load_in_4bit", "model_dtype"):
+        for option in ("lora", "merge", "load_in_4bit", "model_dtype"):
             if getattr(run, option):
                 raise HamuError(f"{name} is new and trained whole, in float32; leave {option} out")
         if run.tokenizer is None:

@@ -238,7 +238,8 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
     task = choose_task(settings, console)
     where = "by goal" if args.auto else f"with {args.method}"
     where += " and --lasting" if args.lasting else ""
-    task.tell_unused(where, without_effect(args), settings.given)
+    given = options if "recipe" in options else settings.given
+    task.tell_unused(where, without_effect(args), given)
     task.tell_unused("without --dry_run", {*_EXPECTED}, options)
     folder, problem = task.start()
     task.settle_adapter()
