@@ -220,7 +220,7 @@ def _judged(result: AttackResult) -> tuple[bool | None, str, int]:
     if too_little := _too_little(is_text, by_model, start, forgotten):
         return None, too_little, 0
     if is_text and all(map(_is_unmoved, by_model.values())):
-        return None, "fine-tuning moved no loss of theirs; raise --attack_learning_rate", 0
+        return None, "fine-tuning left all losses as they were; raise --attack_learning_rate", 0
 
     def excess(steps: int, role: str = UNLEARNED) -> float:
         back = _given_back(result, role, steps)
