@@ -57,7 +57,7 @@ def standing(forgotten):
     return {
         "records": 20, "forgotten": forgotten, "too_high": 0,
         "loss_quantiles": dict(zip(("min", "q25", "median", "q75", "max"), levels, strict=True)),
-        "worst": [{"position": 77, "loss": x, "target": x + 0.125} for x in worst],
+        "worst": [{"row": 77, "loss": x, "target": x + 0.125} for x in worst],
     }  # fmt: skip
 
 

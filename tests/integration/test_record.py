@@ -14,7 +14,7 @@ from PIL import Image
 from run_files import contents, run
 from safetensors.torch import load_file, save_file
 
-from hamu.data import read_text
+from hamu.data import read_images, read_text
 from hamu.report.run import read_run
 from hamu.unlearning.jobs.review import NamedSources
 from hamu.unlearning.record import schema, violations
@@ -71,6 +71,8 @@ def test_the_record_of_images_says_what_was_asked_done_and_measured(images):
                 assert low <= found[key] == measured[name][key] <= high
         assert goal[role]["records"] == measured["forget"]["samples"]
         assert all(one.keys() == {"loss", "target"} for one in goal[role]["worst"])
+    rows = [one["row"] for one in evaluation["goal"]["before"]["worst"]]
+    assert {int(read_images("digits").labels[row]) for row in rows} == {3}
     said, readable = record["statement"], (images / "run/record.md").read_text()
     assert f"{goal['after']['forgotten']} of {goal['after']['records']} records" in " ".join(said)
     for text in (record["forget_set"]["sha256"], record["models"]["after"]["weights"], *said):

@@ -203,8 +203,8 @@ def test_figures_show_quantiles_and_the_ten_worst_of_those_that_are_not_forgotte
     assert (figures["records"], figures["forgotten"], figures["too_high"]) == (20, 5, 0)
     quantiles = [figures["loss_quantiles"][name] for name in ("min", "median", "max")]
     assert quantiles == pytest.approx([0, 0.95, 1.9])
-    assert [one["position"] for one in figures["worst"]] == list(range(19, 9, -1))
-    assert figures["worst"][0] == {"position": 19, "loss": 0.0, "target": 1.45}
+    assert [one["row"] for one in figures["worst"]] == list(range(19, 9, -1))
+    assert figures["worst"][0] == {"row": 19, "loss": 0.0, "target": 1.45}
 
 
 @pytest.mark.parametrize(("losses", "retain_loss", "finite"), [
@@ -305,5 +305,5 @@ def test_a_report_counts_records_and_the_record_of_a_run_leaves_out_their_places
     assert worst.count("0.01 of 1") == 10
     recorded = goal_figures(found | {"before": found["after"]})
     assert recorded["after"]["worst"][0] == {"loss": pytest.approx(0.01), "target": 1.0}
-    assert "position" not in str(recorded)
+    assert "row" not in str(recorded)
     assert goal_figures(None) is None

@@ -156,6 +156,7 @@ class GoalRun:
         standings = self.standings()
         if self.goal is None or "after" not in standings:
             return None
+        rows = getattr(self._looks.sets["forget"], "rows", None)
         more: dict[str, Any] = {"lasting": self.lookahead is not None}
         whole = len(self._looks.whole["forget"])  # type: ignore[arg-type]
         found = self.trainer.predictions
@@ -164,8 +165,8 @@ class GoalRun:
         if self.controller is not None:
             more |= {"budget": self.controller.budget, "reached": self.controller.reached}
         if "before" in standings:
-            more["before"] = standings["before"].figures()
-        return self.goal.figures(standings["after"], **more)
+            more["before"] = standings["before"].figures(rows)
+        return self.goal.figures(standings["after"], rows, **more)
 
     def focus(self, standing: Standing) -> None:
         """Take these targets; draw forget batches from the records that are not there yet.

@@ -146,8 +146,11 @@ class Standing:
         gap = log_odds(wanted) - log_odds(self.losses.clamp(min=_LEAST))
         return gap.masked_fill(self.forgotten, -math.inf)
 
-    def figures(self) -> dict[str, Any]:
-        """The standing as JSON holds it: counts, quantiles of the losses, the ten worst records."""
+    def figures(self, rows: Sequence[int] | Tensor | None = None) -> dict[str, Any]:
+        """The standing as JSON holds it: counts, quantiles of the losses, the ten worst records by
+        their row in the source, or in the set where `rows` are not known.
+        """
+        rows = range(len(self.losses)) if rows is None else rows
         furthest = self._gap(self.targets.least).argsort(descending=True)[:10].tolist()
         away = [i for i in furthest if not self.forgotten[i]]
         losses, least = self.losses.tolist(), self.targets.least.tolist()
@@ -158,7 +161,7 @@ class Standing:
             "forgotten": self.count,
             "too_high": int(self.too_high.sum()),
             "loss_quantiles": dict(zip(shares, quantiles, strict=True)),
-            "worst": [{"position": i, "loss": losses[i], "target": least[i]} for i in away],
+            "worst": [{"row": int(rows[i]), "loss": losses[i], "target": least[i]} for i in away],
         }
 
 
@@ -207,12 +210,14 @@ class Goal:
             forgotten = ~forget.correct & ~losses.isnan()
         return Standing(losses, targets, forgotten, retain_loss, retain_error)
 
-    def figures(self, after: Standing, **more: Any) -> dict[str, Any]:
+    def figures(
+        self, after: Standing, rows: Sequence[int] | Tensor | None = None, **more: Any
+    ) -> dict[str, Any]:
         """The goal and a standing at the end as JSON holds them, and what else is known."""
         own: dict[str, Any] = {"kind": self.kind, "share": self.share, "loss": self.loss}
         own |= {"budget": None, "reached": after.share >= self.share, "lasting": None}
         own |= {"sampled_from": None, "doubts": []}
-        return own | more | {"after": after.figures()}
+        return own | more | {"after": after.figures(rows)}
 
     def _targets(self, forget: AnyPredictions, losses: Tensor) -> Targets:
         never = torch.full_like(losses, math.inf)
@@ -407,7 +412,12 @@ def doubts(goal: Goal, forget: AnyPredictions, own_test: AnyPredictions | None =
 
 
 def goal_report(
-    goal: Goal, predictions: Found, *, original: Found | None, retain_model: Found | None
+    goal: Goal,
+    predictions: Found,
+    rows: Sequence[int] | Tensor | None = None,
+    *,
+    original: Found | None,
+    retain_model: Found | None,
 ) -> dict[str, Any]:
     """Standing of a model, in the shape of a run's goal; compares with itself by default."""
     goal = goal.against(original or predictions, retain_model)
@@ -416,7 +426,7 @@ def goal_report(
     by = {"unseen": unseen, "retrained": "retain model"}
     more: dict[str, Any] = {"reference": by.get(goal.kind)}
     more["doubts"] = doubts(goal, predictions["forget"], predictions.get("test"))
-    return goal.figures(standing, **more)
+    return goal.figures(standing, rows, **more)
 
 
 def goal_name(goal: Mapping[str, Any]) -> str:

@@ -163,8 +163,10 @@ def evaluate(*, console: Console | None = None, **options: Any) -> Evaluated:
             original = task.predictions(task.original_model, problem, only=("test",))[1]
         model, predictions = task.predictions(str(task.run.model), problem)
         report = task.report(predictions, problem, reference)
-        others = {"original": original, "retain_model": reference}
-        report["goal"] = None if goal is None else goal_report(goal, predictions, **others)
+        report["goal"] = None
+        if goal is not None:
+            others = {"original": original, "retain_model": reference}
+            report["goal"] = goal_report(goal, predictions, problem.forget.rows, **others)
         lines = [NOTHING_TELLS] if goal is None else goal_lines(report["goal"])
         lines += filter(None, [attacker_words(report), useless_words(predictions, model)])
         # first what is known, whatever becomes of what takes longer
