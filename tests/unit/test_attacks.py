@@ -395,9 +395,14 @@ def test_all_kinds_of_layers_are_rounded_by_output_channel(bits, monkeypatch):
     assert change.norm() < 0.2 * linear.weight[quiet].norm()
     with pytest.raises(HamuError, match="has no linear or convolutional layer"):
         quantized(nn.Embedding(3, 4), bits)
-    linear.weight = nn.Parameter(torch.zeros(512, 1, dtype=torch.uint8), requires_grad=False)
-    with pytest.raises(HamuError, match=r"\[512, 1\] is stored as torch.uint8"):
-        quantized(linear, bits)
+
+
+def test_weights_in_4_bits_are_not_rounded_again_and_cost_no_other_attack(classifier, data):
+    packed = deepcopy(classifier)
+    packed.packed = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    found = attack(packed, data, replace(FEW_STEPS, attacks="relearn-retain,quantize"))
+    assert list(found.outcomes) == ["relearn-retain"]
+    assert found.skipped == {"quantize": "weights stored as uint8 cannot be rounded again"}
 
 
 def test_quantization_rounds_what_an_adapter_makes_of_the_weights_but_for_the_embeddings():

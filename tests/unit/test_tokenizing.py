@@ -1,5 +1,7 @@
 """Prompt and answer are tokenized as the one text that a model reads, by any tokenizer."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from tokenizers import (
@@ -133,3 +135,16 @@ def test_the_date_in_a_chat_template_is_the_same_on_every_day(written, date):
     )
     asked, said = pieces(tokenizer, TextRecord("Who?", "In a town.", {}, messages=DIALOGUE))
     assert "".join(asked + said) == f"On {date}, Who?In a town.</s>"
+
+
+def test_an_end_token_within_an_answer_does_not_end_it(tokenizer):
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    said = (
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "In a </s> town."},
+    )
+    _, scored = pieces(tokenizer, TextRecord("Who?", "In a </s> town.", {}, messages=said))
+    assert scored[-1] == "<|im_end|>"
+    assert scored.count("</s>") == 1

@@ -482,10 +482,12 @@ def _without_end(
     end = [] if eos is None else [eos]
     if special is None:
         return (answer[:-1] if end and answer[-1:] == end else answer), end
-    ends = {eos} if eos in answer else special
-    place = max((n for n, token in enumerate(answer) if token in ends), default=len(answer))
-    is_last = eos in answer or not str(tokenizer.decode(answer[place + 1 :])).strip()
-    return (answer[:place], answer[place : place + 1] or end) if is_last else (answer, end)
+    for ends in ({eos}, special):
+        place = max((n for n, token in enumerate(answer) if token in ends), default=len(answer))
+        rest = tokenizer.decode(answer[place + 1 :], skip_special_tokens=True)
+        if place < len(answer) and not str(rest).strip():  # else a part of the answer
+            return answer[:place], [answer[place]]
+    return answer, end
 
 
 def _prompts_and_answers(

@@ -453,6 +453,9 @@ class _Attacker:
             )
         if data.kind == "text" and not _has_prompts(data.forget):
             found[SAMPLE] = "plain text has no prompt to answer"
+        if stored := {p.dtype for p in self.model.parameters() if not p.is_floating_point()}:
+            dtype = str(stored.pop()).removeprefix("torch.")
+            found[QUANTIZE] = f"weights stored as {dtype} cannot be rounded again"
         asked = self.settings.names(data.kind)
         if PREFILL in asked and not len(self._asked_about(PREFILL)):
             found[PREFILL] = "no forgotten record has a prompt, or a second token"
@@ -685,11 +688,6 @@ def _rounded_weights(model: nn.Module) -> list[Tensor]:
             is_fused = weight.dim() == 3 and type(module).__name__.endswith("Experts")
             if weight is head or not (is_layer or is_transposed or is_fused):
                 continue
-            if not weight.is_floating_point():
-                raise HamuError(
-                    f"a weight {[*weight.shape]} is stored as {weight.dtype}, which cannot be "
-                    f"rounded again; leave quantize or --load_in_4bit out"
-                )
             rows = weight.flatten(0, 1) if is_fused else weight
             found[id(weight)] = rows.T if is_transposed else rows
     if not found:

@@ -72,6 +72,14 @@ class TokenPredictions:
         return torch.split(values, self.lengths.tolist())
 
 
+def splits_alike(ours: Any, theirs: Any) -> bool:
+    """False if two models' predictions of the same texts are of other tokens: losses of tokens do
+    not compare then.
+    """
+    both = [one.lengths for one in (ours, theirs) if isinstance(one, TokenPredictions)]
+    return len(both) < 2 or torch.equal(*both)
+
+
 def probabilities(predictions: TokenPredictions) -> Tensor:
     """exp(-NLL) of each record, [records] float64, NLL the mean -log p per scored token (TOFU)."""
     return torch.exp(-predictions.record_losses)

@@ -134,7 +134,7 @@ def text_report(
     Args:
         predictions: by set: "retain", "forget", and "test" where there is one.
         texts: of the sets forget and test, the scored text of each record, for the attack zlib.
-        reference: predictions of a retain model for the same sets, for the reference attack.
+        reference: predictions of a retain model for the same tokens, for the reference attack.
     """
     report: dict[str, Any] = {}
     for name, one in predictions.items():

@@ -22,7 +22,7 @@ from torch import Tensor
 from hamu.core.objectives import log_odds, loss_at
 from hamu.data import TextRecords
 from hamu.errors import HamuError, counted, unknown
-from hamu.evaluation.predictions import Predictions, TokenPredictions
+from hamu.evaluation.predictions import Predictions, TokenPredictions, splits_alike
 
 Kind = Literal["unseen", "retrained", "erased", "loss"]
 AnyPredictions = Predictions | TokenPredictions
@@ -31,6 +31,10 @@ LEVEL = 0.05  # of every band: records never trained on fall below it this often
 NOTHING_TELLS = (
     "nothing tells when a record is forgotten; give --test_data (records never trained on), "
     "--retain_model, or --target_forget_loss"
+)
+OTHER_TOKENS = (
+    "the retain model splits the forget records into other tokens, whose losses do not compare; "
+    "train it with this model as its --tokenizer"
 )
 _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
 _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none
@@ -387,11 +391,8 @@ def doubts(goal: Goal, forget: AnyPredictions, own_test: AnyPredictions | None =
     a model whose own unseen losses (`own_test`) have risen too.
     """
     test = goal.reference
-    tokens = [one.lengths for one in (forget, test) if isinstance(one, TokenPredictions)]
-    if goal.kind == "retrained" and len(tokens) == 2 and not torch.equal(*tokens):
-        other = "the retain model splits the forget records into other tokens"
-        way = "train it with this model as its --tokenizer"
-        return [f"{other}, whose losses do not compare; {way}"]
+    if goal.kind == "retrained" and not splits_alike(forget, test):
+        return [OTHER_TOKENS]
     if goal.kind != "unseen" or test is None:
         return []
     if goal.gone:

@@ -17,7 +17,7 @@ from hamu.assess import Assessment, assess_model, check_settings
 from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
-from hamu.data import TextRecords, collate, encode, read_text, subset
+from hamu.data import TextData, TextRecords, collate, encode, read_text, subset
 from hamu.data.text import loose_words
 from hamu.errors import HamuError
 from hamu.evaluation import attacks, build_metrics, forget_quality, tofu_report
@@ -288,6 +288,11 @@ def _unknown(texts: TextRecords, problem: Problem) -> TextRecords:
     return texts.select([i for i, r in enumerate(texts.records) if not contents(r) & known])
 
 
+def _scored(texts: TextData) -> list[int]:
+    """Number of scored tokens of each record."""
+    return [len(ids) - start for ids, start in zip(texts.tokens, texts.scored_from, strict=True)]
+
+
 def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
     """Check the attacks asked for; returns what runs them on all models and saves the result."""
     settings = task.settings.of(AttackSettings)
@@ -305,8 +310,10 @@ def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
         only = attacks.RELEARN_UNRELATED
         raise HamuError(f"unrelated_data {named} has no effect without the attack {only}")
     models = task.named_models()
-    for name in [*models.values()][1:]:  # what does not load, or fit, is to cost no attack
-        task.fitted_problem(task.start_model(name), problem)
+    fitted_others = {  # what does not load, or fit, is to cost no attack
+        key: task.fitted_problem(task.start_model(name), problem).forget
+        for key, name in [*models.items()][1:]
+    }
     forget_set = set_entries("forget", problem.forget)["forget set"]
 
     def loaded(bar: Progress) -> Iterator[tuple[str, Any, AttackData]]:
@@ -315,8 +322,14 @@ def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
             set_seed(task.args.seed)  # of a new adapter
             model = task.on_device(task.start_model(name))
             fitted = task.fitted_problem(model, problem)
-            others = task.fitted(model, unrelated)[0] if unrelated else None
-            form = (task.args.eval_batch_size, others, task.tokenizer)
+            for other, forget in fitted_others.items():
+                if kind == "text" and _scored(fitted.forget) != _scored(forget):
+                    raise HamuError(
+                        f"the {other} model splits the forget records into other tokens "
+                        f"than the unlearned one, whose losses do not compare; leave it out"
+                    )
+            more = task.fitted(model, unrelated)[0] if unrelated else None
+            form = (task.args.eval_batch_size, more, task.tokenizer)
             yield _ROLES[key], model, AttackData(fitted.retain, fitted.forget, *form)
 
     def run(folder: RunFolder) -> Attacked:

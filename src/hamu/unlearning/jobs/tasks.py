@@ -18,11 +18,11 @@ from hamu.data import ImageData, TextData, TextRecords, forget_sets, images, tex
 from hamu.errors import HamuError, counted
 from hamu.evaluation.answers import generate_answers
 from hamu.evaluation.membership import privleak
-from hamu.evaluation.predictions import predict, predict_tokens
+from hamu.evaluation.predictions import predict, predict_tokens, splits_alike
 from hamu.evaluation.reports import classifier_report, further_figures, text_report
 from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, located
 from hamu.models import classifiers, language, storage
-from hamu.unlearning.goals import check_goal_has
+from hamu.unlearning.goals import OTHER_TOKENS, check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
 from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.record import inputs as recorded
@@ -630,7 +630,10 @@ class TextTask(Task):
         for name, data in sets.items():
             measured, most = self.some_records(data, self.limit(name)), predictions[name].lengths
             texts[name] = cut_texts(measured, self.tokenizer, self.data.loss_on, most.tolist())
-        report = text_report(predictions, texts=texts, reference=reference)
+        is_alike = splits_alike(predictions["forget"], (reference or predictions)["forget"])
+        if not is_alike:
+            self.tell(f"warning: {OTHER_TOKENS}")
+        report = text_report(predictions, texts=texts, reference=reference if is_alike else None)
         if reference is not None:
             report["retain_model"] = text_report(reference, texts=texts)
             two = (report, report["retain_model"])

@@ -178,7 +178,7 @@ def figures(report: Found, predictions: Found | None = None, seed: int = 42) -> 
     against = report.get("against_retain_model") or {
         name: {f"{key}_difference": ours[key] - theirs[name][key] for key in FIGURES if key in ours}
         for name, ours in sets.items()
-        if name in theirs
+        if name in theirs and report[name].get("tokens") == theirs[name].get("tokens")
     }
     return {
         "sets": sets,
