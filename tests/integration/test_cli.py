@@ -19,6 +19,7 @@ from hamu.cli import main
 from hamu.data import pixel_statistics, read_images
 from hamu.files import file_digest
 from hamu.models import load_classifier
+from hamu.unlearning import controller
 from hamu.unlearning.jobs.options import DataOptions
 from hamu.unlearning.jobs.settings import settings_of
 from hamu.unlearning.run_folder import RunFolder
@@ -156,6 +157,12 @@ def test_a_run_that_moves_too_little_or_too_far_warns(done, unlearn, method, war
     assert ("of guessing" in out) == ("ga" in method)
     is_worse = "than the model before the run; the model saved is the last" in out
     assert is_worse or "ga" not in method
+
+
+def test_a_run_by_goal_that_keeps_no_step_says_so(done, unlearn, monkeypatch):
+    monkeypatch.setattr(controller, "first_rate", lambda parameters: 1.0)
+    out = done(f"{unlearn} --max_steps 3 --output_dir out")
+    assert "no step brought a better model: the one saved is that before the run" in out
 
 
 def test_a_file_takes_back_what_the_recipe_sets_and_its_mappings_keep_their_kinds(tmp_path):

@@ -245,10 +245,12 @@ def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
 
 
 @pytest.mark.parametrize(("found", "dear"), [
-    ([(5, START), (6, START + 0.15), (4, START + 0.2)], "; 6 were at step 2, for about +0.1500;"),
-    ([(9, START + 0.3), (8, START + 0.2), (7, START + 0.11)],
+    ([(5, START), (6, START + 0.15, 0.1, 2.0, 0.01), (4, START + 0.2)],
+     "; 6 were at step 2, for about +0.1500;"),
+    ([(9, START + 0.3), (8, START + 0.2, 0.1, 2.0, 0.01), (7, START + 0.11)],
      "; 8 were at step 2, for about +0.2000;"),
     ([(6, START), (6, START + 0.2), (7, math.nan)], " allowed;"),
+    ([(6, START), (8, START + 0.2), (4, START)], "; 8 were at step 2, for +0.2000;"),
 ])  # fmt: skip
 def test_a_run_that_misses_its_goal_names_the_nearest_state_beyond_the_budget(found, dear):
     work = Work(*found)

@@ -436,7 +436,7 @@ class Controller(TrainerCallback):
         stop = self._work.trainer.stop
         if stop == ALL_DONE and not all_done:
             stop = BY_A_CALLBACK
-        more = "; --max_steps allows more" if stop == ALL_DONE else ""
+        more = "; --max_steps allows more" if stop == ALL_DONE and not self.reached else ""
         self._finish(stop.kind, f"{stop.text}; {self.goal_sentence}{more}")
 
     def _finish(self, kind: Any, text: str) -> None:
@@ -447,6 +447,7 @@ class Controller(TrainerCallback):
     def _note(self, now: Standing, step: int) -> None:
         figures = {key: value for key, value in now.figures().items() if key != "worst"}
         own = {"step": step, "retain_loss": now.retain_loss, "rate": self.rate}
+        own["retain_error"] = now.retain_error
         own["estimated_rise"] = now.retain_loss - self.start_loss + self._beyond
         self.history.append(own | {"demand": self._method.constraint} | figures)
 
@@ -467,7 +468,8 @@ class Controller(TrainerCallback):
         near = max(dear, key=key, default={"forgotten": 0})
         if near["forgotten"] <= self._best_count:
             return ""
-        cost = f"{'' if 'retain_rise' in near else 'about '}{_cost_of(near):+.4f}"
+        is_exact = "retain_rise" in near or not near.get("retain_error", 1.0)
+        cost = f"{'' if is_exact else 'about '}{_cost_of(near):+.4f}"
         return f"; {near['forgotten']:,} were at step {near['step']:,}, for {cost}"
 
     def _words(self) -> str:

@@ -385,8 +385,11 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
             way = f"take more steps, or a higher rate (`hamu assess` suggests one{finds})"
             yield f"the model has hardly moved: {losses}, at learning rate {rate:g}; {way}"
         yield _best(trainer)
-    elif controller.goal_sentence not in trainer.stop.text:
-        yield controller.goal_sentence
+    else:
+        if controller.goal_sentence not in trainer.stop.text:
+            yield controller.goal_sentence
+        if not controller.updates_of_best:
+            yield "no step brought a better model: the one saved is that before the run"
     goal = trainer.goal_run.figures()
     if goal is not None:
         before = f"before the run {goal['before']['forgotten']:,} were"
@@ -396,7 +399,7 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
     if attacker:
         yield attacker
     if cut := record.cut_records(problem.forget):
-        yield f"{record.cut_words(cut, len(problem.forget))}; --max_length sets what it reads"
+        yield record.cut_words(cut, len(problem.forget))
     if trainer.promise is not None and trainer.pair.method.constrained is not None:
         yield kept_in_words(trainer.promise)
 
