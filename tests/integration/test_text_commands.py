@@ -16,6 +16,7 @@ from hamu.data import read_text
 from hamu.evaluation import membership
 from hamu.evaluation.membership import attacker_words
 from hamu.models.language import load_language_model, new_tokenizer
+from hamu.report.run import read_run
 from hamu.unlearning.jobs import tasks
 
 FEW = (
@@ -244,11 +245,16 @@ def test_a_long_record_is_cut_and_counted_and_plain_text_gets_no_answers(capsys)
     job = f"evaluate --data long.jsonl --forget_rows 0 --model {TRAINED} --output_dir plain"
     assert run(job) == 0
     assert "plain text has no prompt" in capsys.readouterr().out
+    assert run(f"{job} --max_length 4096 --overwrite") == 0
+    assert "are read; the model reads no more, so divide" in capsys.readouterr().out.replace(
+        "\n", " "
+    )
     for forget, cut, ends in ((0, [0, 1], False), (1, [1, 0], True)):
         job = f"--data long.jsonl --forget_rows {forget} --model {TRAINED} {EASY} {FEW}"
         assert run(f"unlearn {job} --output_dir cut-{forget}") == 0
         printed = " ".join(capsys.readouterr().out.split())
         assert f"1 of {1 if ends else 2} records of" in printed
+        assert "are read; raise --max_length, or divide" in printed
         record = report_in(f"cut-{forget}", "record.json")
         assert [record[f"{name}_set"]["cut"] for name in ("forget", "retain")] == cut
         readable = [Path(f"cut-{forget}/{n}").read_text() for n in ("record.md", "model/README.md")]
@@ -289,6 +295,14 @@ def test_an_adapter_may_be_on_any_layers_and_on_a_base_in_4_bits(
     assert all(tensor.any() for name, tensor in adapter.items() if "lora_B" in name)
     again = f"--model {tmp_path}/lora/model {STRONG} {FEW} --output_dir {tmp_path}/again"
     assert run(f"unlearn {FORGET} {again}") == 0, capsys.readouterr().err
+    said = "/lora/model had its base in 4 bits; figures differ without --load_in_4bit"
+    assert (said in capsys.readouterr().out.replace("\n", " ")) == ("4bit" in how)
+    if "4bit" in how:
+        attacked = f"attack {FORGET} --model {tmp_path}/lora/model --max_length 96 --attack_steps 1"
+        for words, page in (("", False), ("--load_in_4bit --overwrite", True)):
+            place = f"--output_dir {tmp_path}/lora/attack"
+            assert run(f"{attacked} --attack_seeds 1 {words} {place}") == 0
+            assert (read_run(tmp_path / "lora").attack is not None) == page
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1, free=0))
     for merge, folders in (("", ["model"]), ("--merge", ["model", "merged"])):
         assert run(f"{job} {merge} --output_dir {tmp_path}/full") == 2

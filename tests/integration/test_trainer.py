@@ -208,6 +208,10 @@ def test_what_unlearning_has_no_place_for_is_refused(model, trainer_of):
         trainer_of(model, optimizers=(another, None))
     with pytest.raises(HamuError, match=r"predicts no single set; call hamu\.evaluation\.predict"):
         trainer_of(model).predict([])
+    packed = copy.deepcopy(model)
+    packed.is_loaded_in_4bit = True
+    with pytest.raises(HamuError, match="weights in 4 bits cannot be trained; train an adapter"):
+        trainer_of(packed)
     plain, sharded = UnlearnConfig("unused"), UnlearnConfig("unused")
     sharded.shard, sharded.check_processes = True, list
     for model_, args, given, message in (

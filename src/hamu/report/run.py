@@ -229,10 +229,13 @@ def _attack(path: Path, record: Mapping[str, Any] | None, notes: list[str]) -> A
     own = [digests_in(record["models"][role]) for role in ("after", "merged")]
     attacked = digests_in(found.get("models", {}).get("unlearned"))  # older files lack both
     forgotten = found.get("forget_set", {}).get("sha256")
+    is_packed = record["settings"].get("load_in_4bit", False)
     if attacked is not None and attacked not in own:
         other = "another model"
     elif forgotten not in (None, record["forget_set"]["sha256"]):
         other = "another forget set"
+    elif attacked == own[0] and found.get("load_in_4bit", is_packed) != is_packed:
+        other = "a base in another precision"
     else:
         return found
     notes.append(f"attack.json is left out, as it is of {other} than that of this run")

@@ -343,7 +343,8 @@ def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
                 so_far: dict[str, Any] = {"complete": len(named) == len(models)}
                 if not so_far["complete"]:
                     so_far |= {"lasts": None, "verdict": _UNFINISHED}
-                of = {"models": named, "forget_set": forget_set}
+                is_packed = task.run.load_in_4bit
+                of = {"models": named, "forget_set": forget_set, "load_in_4bit": is_packed}
                 folder.write_json(files.ATTACK, result.to_json() | so_far | of)
         plot_attacks(result, folder.path / files.ATTACK_PICTURE)
         return Attacked(folder.path, problem.forget_name, result)

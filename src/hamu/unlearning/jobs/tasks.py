@@ -24,7 +24,7 @@ from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, lo
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.goals import OTHER_TOKENS, check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
-from hamu.unlearning.jobs.settings import Settings
+from hamu.unlearning.jobs.settings import Settings, settings_of_run
 from hamu.unlearning.record import inputs as recorded
 from hamu.unlearning.record.inputs import Inputs, digests_in, read_inputs, set_entries
 from hamu.unlearning.run_folder import RunFolder
@@ -480,7 +480,7 @@ class TextTask(Task):
             self._check_base(source)
 
     def _check_base(self, source: str) -> None:
-        """Warn of an adapter that a run of ours made for other weights than its base has now."""
+        """Warn of an adapter that a run of ours made for a base of other weights or precision."""
         base, run = self.base_of(source), Path(source).parent
         if base is None or not is_local(base) or not (run / INPUTS).is_file():
             return
@@ -490,6 +490,12 @@ class TextTask(Task):
                 self.tell(
                     f"warning: the base model {base} has other weights than the adapter {source} "
                     f"was made for, by its inputs.json"
+                )
+            of_run = settings_of_run(run / CONFIG).of(RunOptions)
+            if of_run.load_in_4bit and not self.run.load_in_4bit:
+                self.tell(
+                    f"warning: the run that made {source} had its base in 4 bits; figures differ "
+                    f"without --load_in_4bit"
                 )
 
     def new_model(self, name: str, train: TextRecords) -> Any:
@@ -601,7 +607,9 @@ class TextTask(Task):
         language.check_reads(model, tokens)
         if tokens.truncated:
             cut = f"{tokens.truncated} of {len(tokens)} records of {tokens.texts.source}"
-            way = "only these are read; raise --max_length, or divide the records"
+            is_asked = longest == self.data.max_length and longest != language.longest_text(model)
+            more = "raise --max_length, or " if is_asked else "the model reads no more, so "
+            way = f"only these are read; {more}divide the records"
             self.tell(f"{cut} are cut to {longest} tokens, and {way}")
         earlier = [
             any(message.get("role") == "assistant" for message in record.messages[:-1])

@@ -226,6 +226,10 @@ class ResumableTrainer(Trainer):
     _records: Mapping[str, int] = MappingProxyType({})  # by side, of unlearning
 
     def __init__(self, model: nn.Module, args: TrainConfig, **kwargs: Any) -> None:
+        if getattr(model, "is_loaded_in_4bit", False) and not hasattr(model, "peft_config"):
+            raise HamuError(
+                "weights in 4 bits cannot be trained; train an adapter on them (--lora)"
+            )
         self.interrupted_by = ""
         self.was_interrupted = False
         processing = kwargs.get("processing_class")
