@@ -320,7 +320,7 @@ OBJECTIVES = tuple(cls.name for cls in _OURS)
 def build_objective(name: str) -> Objective:
     """Make an objective by name; a HamuError if it is unknown, or its class fails to load."""
     classes: dict[str, type[Objective]] = {cls.name: cls for cls in _OURS}
-    classes |= plugins("hamu.objectives", "objective", classes, asked=name)
+    classes |= plugins("objective", classes, asked=name)
     if name not in classes:
         raise unknown("objective", name, classes)
     return made("objective", classes[name])

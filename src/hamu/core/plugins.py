@@ -11,26 +11,21 @@ from typing import Any, TypeVar
 from hamu.errors import HamuError, first_line
 
 Made = TypeVar("Made")
-GROUPS = ("hamu.methods", "hamu.objectives", "hamu.metrics")
+_KINDS = ("method", "objective", "metric")  # the group of a kind is hamu.methods and so on
 _INHERITED = {"method": "stopping_rule", "objective": "needs_original"}  # from the base class
 _logger = logging.getLogger(__name__)
 
 
 def plugins(
-    group: str,
-    kind: str,
-    taken: Container[str] = (),
-    *,
-    asked: str | None = None,
-    needs_all: bool = False,
+    kind: str, taken: Container[str] = (), *, asked: str | None = None, needs_all: bool = False
 ) -> dict[str, Any]:
     """Classes of installed packages by name. Skips those that fail to load, with a warning.
 
     A HamuError if two have the same name (`taken` has those of HAMU itself), or if one that is
-    `asked` for, or any with `needs_all`, fails to load. `kind` is for messages.
+    `asked` for, or any with `needs_all`, fails to load.
     """
     classes: dict[str, Any] = {}
-    for point in points_of(group):
+    for point in points_of(kind):
         try:
             cls = _loaded(point, kind)
         except HamuError as error:
@@ -48,14 +43,14 @@ def plugins(
 
 def providers() -> dict[str, str]:
     """Version of each installed package that adds a class, by name."""
-    points = [point for group in GROUPS for point in points_of(group)]
+    points = [point for kind in _KINDS for point in points_of(kind)]
     return {point.dist.name: point.dist.version for point in points if point.dist is not None}
 
 
 @cache
-def points_of(group: str) -> tuple[EntryPoint, ...]:
-    """Entry points of a group, searched once per process."""
-    return tuple(entry_points(group=group))
+def points_of(kind: str) -> tuple[EntryPoint, ...]:
+    """Entry points of a kind of class, searched once per process."""
+    return tuple(entry_points(group=f"hamu.{kind}s"))
 
 
 def made(kind: str, cls: type[Made], **settings: Any) -> Made:

@@ -228,7 +228,7 @@ class Metric(ABC):
 
 def build_metrics() -> dict[str, Metric]:
     """Make all metrics of installed packages, by name; a HamuError if one cannot be made."""
-    classes = plugins("hamu.metrics", "metric", needs_all=True)
+    classes = plugins("metric", needs_all=True)
     return {name: made("metric", cls) for name, cls in classes.items()}
 
 

@@ -94,7 +94,7 @@ def listed(name: str) -> Callable[[C], C]:
 
 def method_rows() -> list[MethodRow]:
     """The table of methods, with those of installed packages; loads torch for the latter alone."""
-    others = plugins("hamu.methods", "method", TABLE).values()
+    others = plugins("method", TABLE).values()
     fields = MethodRow._fields
     return [*TABLE.values(), *(MethodRow(*(getattr(cls, f) for f in fields)) for cls in others)]
 
@@ -107,7 +107,7 @@ def method_classes(asked: str | None = None) -> dict[str, type[Method]]:
     for module in ("hamu", "baselines"):
         importlib.import_module(f"{__name__}.{module}")
     ours = {name: _CLASSES[name] for name in TABLE}
-    return ours | plugins("hamu.methods", "method", TABLE, asked=asked)
+    return ours | plugins("method", TABLE, asked=asked)
 
 
 def build_method(name: str, **settings: Any) -> Method:
