@@ -11,10 +11,9 @@ parameters, until the next step or `release`.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -186,8 +185,8 @@ class StepGuard:
     def _measure(self) -> tuple[dict[str, Tensor], Tensor]:
         """g_i·Δw_i of each kept side before clipping, and ‖Δw_i‖, by block, [L] on the host."""
         kept = {one: self._step.kept[one] for one in self.keep if one in self._step.kept}
-        grads: Iterable[Any] = zip(*kept.values(), strict=True) if kept else repeat(())
-        moved = map(_moved, self._pair.parameters, self._before, grads)
+        each: Any = zip(self._pair.parameters, self._before, *kept.values(), strict=True)
+        moved = (_moved(p, before, grads) for p, before, *grads in each)
         device = self._pair.parameters[0].device
         sums = torch.stack([one.to(device) for one in moved])
         values = self._pair.layout.agree(sums).cpu()  # of all sides in one read

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -140,9 +141,7 @@ def _chunks(
         tensors += [number] * count
         indices += range(count)
         starts[block_of[number] + 1] = len(tensors)
-    for block in range(blocks):  # of blocks without chunks
-        starts[block + 1] = max(starts[block], starts[block + 1])
-    found = (tensors, indices, sizes, starts)
+    found = (tensors, indices, sizes, [*accumulate(starts, max)])  # of blocks without chunks too
     return tuple(torch.tensor(one, dtype=torch.int64, device=device) for one in found)
 
 

@@ -19,7 +19,6 @@ Over d numbers and W processes each sends (1 - 2/W)·d + d/W + (1 - 1/W)·d = 2(
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -175,8 +174,8 @@ class Layout:
         """Gram of the whole gradients from that of the parts."""
         if not _are_several():
             return gram
-        sums = self.agree(torch.stack([gram.retain_sq, gram.forget_sq, gram.dot]))
-        return replace(gram, retain_sq=sums[0], forget_sq=sums[1], dot=sums[2])
+        agreed = self.agree(torch.stack([*gram.sums().values()]))
+        return gram.like(dict(zip(gram.sums(), agreed, strict=True)))
 
     def give(self, combined: Grads) -> Grads:
         """Gradient of each parameter from the combined parts; uses them up."""
