@@ -116,12 +116,10 @@ def combined(
         one = whole.new_ones(1)
         whole.view(-1, 1).addr_(other.view(-1), one, beta=x, alpha=y)
         return whole
-    sides, step = (whole, other), widened_at_once(whole.device, other.device)
-    if is_flat:
-        sides = (whole.view(-1), other.view(-1))
-    else:  # pieces along the first dimension are the same elements whatever the strides
-        step = max(1, step * whole.shape[0] // whole.numel())
-    for w, s in zip(*(torch.split(side, step) for side in sides), strict=True):
+    count = -(-whole.numel() // widened_at_once(whole.device, other.device)) or 1
+    # else pieces along the first dimension, the same elements whatever the strides
+    sides = (whole.view(-1), other.view(-1)) if is_flat else (whole, other)
+    for w, s in zip(*(side.chunk(count) for side in sides), strict=True):
         torch.add(w.to(dtype).mul_(x), brought(s, w.device), alpha=y, out=w)
     return whole
 
