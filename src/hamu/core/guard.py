@@ -242,13 +242,11 @@ def _moved(p: Tensor, before: Tensor, grads: Sequence[Tensor | None]) -> Tensor:
     """‖Δw‖² of Δw = p - before, then g·Δw of each gradient: [1 + gradients] float64, in pieces."""
     totals = torch.zeros(1 + len(grads), dtype=torch.float64, device=p.device)
     most = WIDENED if p.device.type == "cpu" else _WIDENED_ON_GPU
-    now, then = p.reshape(-1), before.reshape(-1)
-    along = [None if g is None else g.reshape(-1) for g in grads]
-    for start in range(0, p.numel(), most):
-        part = slice(start, start + most)
-        moved = now[part].double() - then[part].double()
+    there = {number: g for number, g in enumerate(grads, 1) if g is not None}
+    flat = (one.reshape(-1).split(most) for one in (p, before, *there.values()))
+    for now, then, *along in zip(*flat, strict=True):
+        moved = now.double() - then.double()
         totals[0] += moved.dot(moved)
-        for number, grad in enumerate(along, 1):
-            if grad is not None:
-                totals[number] += moved.dot(grad[part].double())
+        for number, grad in zip(there, along, strict=True):
+            totals[number] += moved.dot(grad.double())
     return totals
