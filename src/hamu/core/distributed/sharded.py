@@ -92,9 +92,7 @@ def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """Swap values by name, sharded alike, into a model between a backward and a forward pass."""
     reshard(model)  # until then a name may stand for a gathered copy
-    named = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
+    named = model.state_dict(keep_vars=True)
     parameters = [named[name] for name in values]
     kept = [_local_part(p).clone() for p in parameters]
     _put(model, parameters, list(values.values()))
