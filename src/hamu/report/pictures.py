@@ -81,13 +81,11 @@ def limits_of(trajectories: Sequence[Trajectory]) -> Limits:
     typical = np.sort(ends, 0)[count - 1 : count].clip(min=1e-12)
     shown = ends[np.argsort((ends / typical).max(1, initial=0), kind="stable")[:count]]
     points = np.array([point for points in trajectories for point in points]).reshape(-1, 2)
-    near = points[(np.abs(points) <= 1.6 * shown.max(0, initial=0.0)).all(1)].T
-    limits = []
-    for values in near:
-        low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
-        margin = 0.08 * (high - low) or 1.0
-        limits.append((low - margin, high + margin))
-    return limits[0], limits[1]
+    near = points[(np.abs(points) <= 1.6 * shown.max(0, initial=0.0)).all(1)]
+    low, high = near.min(0, initial=0.0), near.max(0, initial=0.0)
+    margin = np.where(high > low, 0.08 * (high - low), 1.0)
+    x, y = map(tuple, np.stack([low - margin, high + margin], 1).tolist())
+    return x, y
 
 
 def plot_trajectories(trajectories: Mapping[str, Trajectory], path: Path, title: str = "") -> None:
