@@ -88,10 +88,11 @@ def verdict(run: Run) -> Verdict:
 
 def _lasting(run: Run, found: Verdict) -> Verdict:
     """Add whether what has changed on the forget set lasts, if anything has."""
-    what = "it" if _has_forgotten(run) else "the rise"
-    if what != "it" and _change(run, "forget", "loss") <= 0:
-        return found
-    goal, lasts = run.goal, run.attack and run.attack["lasts"]
+    goal, lasts, what = run.goal, run.attack and run.attack["lasts"], "it"
+    if goal and goal["after"]["forgotten"] <= goal["before"]["forgotten"]:
+        what = "the rise"
+        if _change(run, "forget", "loss") <= 0:
+            return found
     if lasts is False:
         back = "fine-tuning on the retain data brings some of it back"
         return Verdict(f"It does not last: {back}", "bad")
@@ -110,11 +111,6 @@ def _too_high(goal: Mapping[str, Any] | None) -> str:
     """Count the records that stand out, if more than unseen ones do by chance."""
     high, records = (goal["after"][name] for name in ("too_high", "records")) if goal else (0, 0)
     return f"{high:,} stand out by high losses" if high > goals.LEVEL * records else ""
-
-
-def _has_forgotten(run: Run) -> bool:
-    """True if more records are forgotten than before, or nothing tells which are."""
-    return run.goal is None or run.goal["after"]["forgotten"] > run.goal["before"]["forgotten"]
 
 
 def _forgotten(run: Run) -> Verdict:

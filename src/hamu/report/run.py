@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -203,6 +202,7 @@ def read_run(path: Path) -> Run:
     named = {"method": "hamu-q", **settings} if settings else record or {}
     attack = _attack(path, record, notes)
     steps = pd.DataFrame(_lines(path / files.STEPS, notes)).select_dtypes("number").astype(float)
+    compared = (_read(place.parent / files.COMPARISON, []) or {}).get("runs", ())
     return Run(
         name=place.name,
         method=str(named.get("method", "unknown")),
@@ -216,7 +216,7 @@ def read_run(path: Path) -> Run:
         settings=settings,
         inputs=_read(path / files.INPUTS, notes, parse=lambda file: read_inputs(file.parent)) or {},
         notes=notes,
-        failed=_failure(place),
+        failed=next((str(row["failed"]) for row in compared if row["run"] == place.name), ""),
     )
 
 
@@ -275,7 +275,6 @@ def _read(
     return None
 
 
-@cache
 def _shape(name: str) -> Any:
     """Schema of the parts of a file that a report shows."""
     if name == "record":
@@ -317,9 +316,3 @@ def _layers(lines: Sequence[Mapping[str, Any]], notes: list[str]) -> dict[str, p
     except (ValueError, TypeError) as error:
         notes.append(f"layers.jsonl cannot be read: {first_line(error)}")
         return {}
-
-
-def _failure(run: Path) -> str:
-    """Error of a failed run, by the comparison.json beside its folder; "" for others."""
-    rows = (_read(run.parent / files.COMPARISON, []) or {}).get("runs", ())
-    return next((str(row["failed"]) for row in rows if row["run"] == run.name), "")
