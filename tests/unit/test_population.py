@@ -344,7 +344,10 @@ def test_a_headroom_that_falls_within_a_half_life_lags_only_where_noise_hides_it
         population = filled([noisy(expected(c), deviation, generator) for c in cos], 80.0)
         sums = population.sums(same)
         lines = zip(sums["ends"], population.lines(sums["weights"]), strict=True)
-        both = [population._estimate(sums, *each, method, 1.0, None)[-1][0] for each in lines]
+        grams = [population.grams(ends, sums["weights"], line)[0] for ends, line in lines]
+        wholes = [PairGram(*(parts[:, 0] for parts in gram.sums().values())) for gram in grams]
+        clipped = [gram.scaled(*gram.clip_factors(1.0)) for gram in wholes]
+        both = [method.weigh(gram).constraint.headroom for gram in clipped]
         assert population.judge(sums, method, 1.0).headroom == both[is_quick]
         truth = math.sqrt(1.0 - cos[-1] ** 2) / 0.9
         off.append([abs(headroom - truth) for headroom in both])

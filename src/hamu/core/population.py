@@ -290,13 +290,24 @@ class Population:
         """Status from `sums` on the host, and a method's memory; None without a new estimate."""
         if not self.is_due:
             return None
-        lines = self.lines(sums["weights"])
-        ends = zip(sums["ends"], lines, strict=True)
-        both = [self._estimate(sums, *each, method, max_norm, memory) for each in ends]
+
+        def standing(gram: PairGram) -> ConstraintStatus:
+            clipped = gram.scaled(*gram.clip_factors(max_norm))
+            given = replace(clipped, losses=sums.get("losses"), memory=memory)
+            status = method.weigh(given).constraint
+            assert status is not None
+            return status
+
+        lines, both = self.lines(sums["weights"]), []
+        for ends, line in zip(sums["ends"], lines, strict=True):
+            grams, dot = self.grams(ends, sums["weights"], line)
+            # from all parts, and from all but one
+            gram, *fewer = map(PairGram, grams.retain_sq.T, grams.forget_sq.T, grams.dot.T)
+            status, *others = map(standing, (gram, *fewer))
+            both.append((gram, dot, status, [one.headroom for one in (status, *others)]))
         gap, *of_fewer = map(operator.sub, both[1][-1], both[0][-1])
         is_certain = abs(gap) > _CERTAIN * _jackknife_error(of_fewer)
-        found, line = both[is_certain], lines[is_certain]
-        gram, dot, status, (headroom, *others) = found
+        line, (gram, dot, status, (headroom, *of_others)) = lines[is_certain], both[is_certain]
         if math.isnan(status.clipped_demand.item()):  # too few steps were finite
             return None
         clip = gram.clip_factors(max_norm)
@@ -306,36 +317,11 @@ class Population:
         cos = kappa / norms.prod().sqrt()
         cos = cos.masked_fill(cos.abs() > 1.0 + _ROUNDING, math.nan).clamp(-1.0, 1.0)
         own = kappa * clip[0] * clip[1], cos
-        error = _jackknife_error(others) * math.sqrt(self._noise_left(line).max().item())
+        error = _jackknife_error(of_others) * math.sqrt(self._noise_left(line).max().item())
         error = error if math.isfinite(headroom) else math.inf
         values = (*own, *(getattr(status, name) for name in _READ), *noise)
         self.status = _status_of(headroom, error, *(value.item() for value in values))
         return self.status
-
-    def _estimate(
-        self,
-        sums: Mapping[str, Tensor],
-        ends: Tensor,
-        line: Tensor,
-        method: Method,
-        max_norm: float | None,
-        memory: Tensor | None,
-    ) -> tuple[PairGram, Tensor, ConstraintStatus, list[float]]:
-        """Gram of the expected gradients by one of the lines, its plain dot, [L], and standing;
-        the headrooms from all parts and from all but one.
-        """
-        grams, dot = self.grams(ends, sums["weights"], line)
-        gram, *fewer = map(PairGram, grams.retain_sq.T, grams.forget_sq.T, grams.dot.T)
-
-        def standing(gram: PairGram) -> ConstraintStatus:
-            gram = gram.scaled(*gram.clip_factors(max_norm))
-            more = replace(gram, losses=sums.get("losses"), memory=memory)
-            status = method.weigh(more).constraint
-            assert status is not None
-            return status
-
-        status, *others = map(standing, (gram, *fewer))
-        return gram, dot, status, [one.headroom for one in (status, *others)]
 
     def _draw(self, grads: Sequence[Tensor | None], row: Tensor, places: list[Tensor]) -> None:
         """Copy the sampled entries of one side to its row, [entries]."""
