@@ -434,8 +434,6 @@ class _Passes:
 
     def add(self, share: float, time: int, weight: float) -> None:
         """Add a step, or a share of one, which may reach into the next pass."""
-        if math.isinf(self.steps):
-            return
         left = self.steps - self.values[0]
         first = min(share, left)
         self._extend(first, time, weight)
