@@ -350,7 +350,6 @@ def _log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _preference(values: Tensor, beta: float) -> Tensor:
-    """Sum of (2/β)·log σ(β·v)."""
     return 2.0 / beta * F.logsigmoid(beta * values).sum()
 
 

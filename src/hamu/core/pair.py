@@ -270,7 +270,6 @@ class PairedGradients:
         self._measure_here()
 
     def _measure_here(self) -> None:
-        """Prepare to measure where the model is now."""
         layout = self.layout
         self._meter = GramMeter(layout.parts, layout.block_of, len(self.block_names))
         self._largest = min(torch.finfo(combine_dtype(p)).max for p in layout.parts)

@@ -384,7 +384,6 @@ class _Spaced(NamedTuple):
         return cls(entries, apart, size / entries)
 
     def taken(self, tensor: Tensor) -> Tensor:
-        """View of these."""
         return tensor.as_strided((self.entries,), (self.apart,), tensor.storage_offset())
 
 

@@ -333,7 +333,6 @@ def normal(text: str) -> str:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """List the images of the classes of a folder."""
     found = _named_as_images(folder, "*/*")
     return [one for one in found if one.suffix.lower() not in _NOT_READ and one.is_file()]
 

@@ -246,7 +246,6 @@ def _own(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _names_of_adapter(model: Any, embeddings: bool) -> set[str]:
-    """Return the names that an adapter's file may hold."""
     names = {*_own(model)}
     if embeddings:
         ends = _ends(model)
@@ -330,12 +329,10 @@ def _dequantized(model: Any) -> Any:
 
 
 def _ends(model: Any) -> tuple[Any, Any]:
-    """Return the modules of the input and of the output embeddings."""
     return model.get_input_embeddings(), model.get_output_embeddings()
 
 
 def _inner(module: Any) -> Any:
-    """Return the module that an adapter is put around."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 

@@ -228,7 +228,6 @@ def goal_tables(goal: Mapping[str, Any], observed: Observations | None) -> list[
 
 
 def _overview(runs: Sequence[Run], looks: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Figures, trajectories and losses of at least two runs."""
     others, known = [], [run for run in runs if run.inputs]
     for run in known[1:]:
         name = differing(as_recorded(known[0].inputs), as_recorded(run.inputs))

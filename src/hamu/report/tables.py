@@ -67,7 +67,6 @@ class Table:
         return [[one.text(row.get(one.key)) for one in columns] for row in self.figures]
 
     def __rich__(self) -> ScreenTable:
-        """Table for the screen."""
         right = tuple(n for n, column in enumerate(self.columns) if column.form)
         heads = (c.label.replace(" ", "\n") if c.form else c.label for c in self.columns)
         found = plain_table(*heads, right=right)
