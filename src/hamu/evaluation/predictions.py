@@ -143,13 +143,8 @@ def embed(model: nn.Module, data: Dataset[Any], batch_size: int) -> Tensor:
     if not layers:
         raise HamuError("the model has no linear layer whose input could be shown")
     found: list[Tensor] = []
-    handle = layers[-1].register_forward_pre_hook(
-        lambda _, given: found.append(given[0].float().cpu())
-    )
-    try:
+    with layers[-1].register_forward_pre_hook(lambda _, x: found.append(x[0].float().cpu())):
         predict(model, data, batch_size)
-    finally:
-        handle.remove()
     vectors = torch.cat(found)
     if vectors.ndim != 2 or len(vectors) != len(data):  # type: ignore[arg-type]
         raise HamuError("the model's last linear layer takes more than one vector per image")
@@ -258,11 +253,8 @@ def _scored(model: nn.Module, batch: Mapping[str, Tensor]) -> Scored:
         return (hidden[row.to(hidden.device), place.to(hidden.device)][None], *given[1:])
 
     head = getattr(model, "get_output_embeddings", lambda: None)() or nn.Identity()
-    handle = head.register_forward_pre_hook(narrow)
-    try:
+    with head.register_forward_pre_hook(narrow):
         logits = predict_logits(model, batch)
-    finally:
-        handle.remove()
     if not narrowed:
         return Scored.of(logits, labels)
     return Scored(logits[0], labels[:, 1:][row, place].to(logits.device), row, len(labels))
