@@ -19,7 +19,7 @@ from hamu.core.forward import predict_logits, seeded
 from hamu.core.objectives import CrossEntropy, Scored
 from hamu.data import TextData, collate, encode
 from hamu.data.forget_sets import subset
-from hamu.errors import HamuError, percent
+from hamu.errors import HamuError, percent, reading
 from hamu.evaluation.answers import generate_answers, rouge_l, words_of
 from hamu.evaluation.memorization import exact_memorization, extraction_strength
 from hamu.evaluation.predictions import predict, predict_tokens
@@ -638,14 +638,11 @@ def _answered(model: Any, data: AttackData, records: TextData, seed: int | None 
 
 def check_can_quantize() -> Any:
     """Import the functions of bitsandbytes; an error if it is not installed."""
-    try:
+    remedy = "; pip install 'hamu[quantize]', or leave quantize out of --attacks"
+    with reading("the attack quantize needs bitsandbytes", remedy):
         from bitsandbytes import functional
-    except ImportError as error:
-        raise HamuError(
-            "the attack quantize needs bitsandbytes, which is not installed; pip install "
-            "'hamu[quantize]', or leave quantize out of --attacks"
-        ) from error
-    return functional
+
+        return functional
 
 
 def quantized(model: nn.Module, bits: int) -> nn.Module:
