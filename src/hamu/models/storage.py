@@ -2,7 +2,6 @@
 network. Code that comes with a model runs only where `trust_remote_code` is given.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
@@ -19,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hamu.core.distributed import is_main, is_sharded
 from hamu.errors import HamuError, reading
-from hamu.files import HUB, MODEL, check_is_not_here, is_of_hub
+from hamu.files import HUB, MODEL, check_is_not_here, is_of_hub, parse_json
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -161,7 +160,7 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return []
-    parts = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    parts = parse_json(index)["weight_map"].values()
     return [folder / name for name in sorted(set(parts))]
 
 
