@@ -26,7 +26,7 @@ from hamu.core.methods import method_classes, method_rows
     *(({"radius": value}, rf"radius {value!r} must be positive \(R/η\)")
       for value in ("large", 0.0, math.inf, None)),
     ({"on_infeasible": "ignore"}, "on_infeasible 'ignore' is unknown; choose one of stop, clamp, skip"),
-    ({"distribution": "fair"}, "distribution 'fair' is unknown; choose norm_product, uniform"),
+    ({"distribution": "fair"}, "distribution 'fair' is unknown; choose one of norm_product, uniform, one share per"),
     *(({"distribution": shares}, "shares of the constraint must be finite, non-negative and not all zero")
       for shares in ([1.0, -1.0], [0.0, 0.0], [1.0, math.nan], [1.0, math.inf], ["a"], None)),
     ({"stopping": "sometimes"}, "stopping criterion 'sometimes' is unknown"),
@@ -61,7 +61,7 @@ def parted(**settings):
 @pytest.mark.parametrize(("refused", "message"), [
     (lambda: pair(max_grad_norm=0.0), "max_grad_norm 0.0 must be positive, or None for no clipping"),
     (lambda: pair(max_grad_norm=math.nan), "max_grad_norm nan must be positive"),
-    (lambda: pair(blocks="layer"), "blocks 'layer' is unknown; choose tensor, module, model, or give"),
+    (lambda: pair(blocks="layer"), "blocks 'layer' is unknown; choose one of tensor, module, model, a function"),
     *((lambda method=method: pair(method=method), MADE) for method in ("hamu-q", HamuQ, None)),
     (lambda: pair(LINEAR.parameters()), "a generator is no module; pass the model itself"),
     (lambda: pair(COMPLEX), "^weight is complex or on the meta device"),
@@ -81,7 +81,7 @@ def parted(**settings):
     (lambda: StoppingRule(margin=math.nan), "stopping margin nan is negative; use 0 or more"),
     (lambda: StoppingRule(window=0), "patience 1 and window 0 must be whole numbers from 1 on"),
     (lambda: StoppingRule(window=2560 / 128), "window 20.0 must be whole numbers"),
-    (lambda: pair(blocks=["a"]), r"blocks \['a'\] is unknown; choose tensor"),
+    (lambda: pair(blocks=["a"]), r"blocks \['a'\] is unknown; choose one of tensor"),
     (lambda: HamuQ(distribution=[1, 1, 1]).weigh(random_gram(0, blocks=4)),
      "the constraint has 3 shares, but there are 4 blocks; give one each"),
     (lambda: build_method("hamu-q", forget_wieght=0.9), "'forget_wieght' is unknown; did you mean forget_weight"),

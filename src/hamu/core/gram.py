@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hamu.errors import HamuError
+from hamu.errors import HamuError, unknown
 
 Side = Literal["retain", "forget"]
 SIDES: tuple[Side, Side] = ("retain", "forget")
@@ -150,10 +150,7 @@ def group_blocks(names: list[str], blocks: Blocks) -> tuple[list[str], list[int]
     }
     key_of = blocks if callable(blocks) else known.get(str(blocks))
     if key_of is None:
-        raise HamuError(
-            f"blocks {blocks!r} is unknown; choose tensor, module, model, or give a function of "
-            f"the name"
-        )
+        raise unknown("blocks", blocks, [*known, "a function of the name"])
     keys = [key_of(name) for name in names]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return [str(key) for key in numbers], [numbers[key] for key in keys]

@@ -69,11 +69,8 @@ class _Hamu(Method):
             raise HamuError(f'radius {radius!r} must be positive (R/η), or "gradient"')
         if not isinstance(shares, str):
             object.__setattr__(self, "distribution", _checked_shares(shares))
-        elif shares not in ("norm_product", "uniform"):
-            raise HamuError(
-                f"distribution {shares!r} is unknown; choose norm_product, uniform or give one "
-                f"share per block"
-            )
+        elif shares not in (ways := ("norm_product", "uniform")):
+            raise unknown("distribution", shares, (*ways, "one share per block"))
         _ = self.stopping_rule  # checks the criterion's name now, not at the first step
 
     @property
