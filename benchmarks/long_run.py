@@ -74,7 +74,7 @@ def main() -> int:
             output_dir=str(folder.path), max_steps=options.steps, per_device_train_batch_size=16, eval_strategy="no",
             constraint_mode="relative", stopping="off", learning_rate=1e-4, check_steps=5, save_strategy="no",
         )  # fmt: skip
-        log = StepLog(folder, {}, {}, resume=False)
+        log = StepLog(folder, lambda: folder.begin({}, {}), resume=False)
         watch = Watch(folder.path / "steps.jsonl", options.steps)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
         trainer = quiet_trainer(model, problem(), args, [log, watch])

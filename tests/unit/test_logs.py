@@ -90,7 +90,8 @@ def test_the_original_is_not_trained_by_what_would_train_nothing(tmp_path, data,
 def test_the_log_of_the_layers_is_bounded(trainer_of, tmp_path, monkeypatch, logged, most, steps):
     monkeypatch.setattr(logs, "_MOST_LINES", most)
     monkeypatch.setattr(logs, "_FEWEST_LINES", 0)
-    log = logs.StepLog(RunFolder(tmp_path / "run"), {}, {}, resume=False)
+    folder = RunFolder(tmp_path / "run")
+    log = logs.StepLog(folder, lambda: folder.begin({}, {}), resume=False)
     log.trainer = trainer_of(max_steps=7, logging_steps=logged, callbacks=[log])
     log.trainer.train()
     head, *rest = map(json.loads, (tmp_path / "run" / LAYERS).read_text().splitlines())

@@ -260,8 +260,8 @@ def unlearn(*, console: Console | None = None, **options: Any) -> Unlearned | Ru
         if run.resume:
             check_same(folder.path, inputs)
         task.announce(problem, f", by {args.method}")
-        given = settings.given
-        log = StepLog(folder, given, with_settings(inputs, given), run.resume)
+        begin = partial(folder.begin, settings.given, with_settings(inputs, settings.given))
+        log = StepLog(folder, begin, run.resume)
         bar = ProgressBar(console, args.method)
         known = reference and reference["forget"]
         trainer = quiet_trainer(model, problem, args, [log, bar], known)

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ _LOSSES = {"loss": "loss", "retain_loss": "retain", "forget_loss": "forget"}
 
 
 class StepLog(TrainerCallback):
-    """Settings and inputs of a run, then a line per step in two logs, from its first step.
+    """Begin the folder of a run with its first step, then write a line per step into two logs.
 
     layers.jsonl begins with the blocks, {"step": 0, "blocks": [...]}; then lines at even steps have
     cosθ and ‖Δw‖ of each block, null where unknown.
@@ -47,14 +47,8 @@ class StepLog(TrainerCallback):
 
     trainer: Any  # the `UnlearnTrainer` of these steps; to be set before the run begins
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        settings: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        resume: bool,
-    ) -> None:
-        self._folder, self._settings, self._inputs, self._resume = folder, settings, inputs, resume
+    def __init__(self, folder: RunFolder, begin: Callable[[], object], resume: bool) -> None:
+        self._folder, self._begin_folder, self._resume = folder, begin, resume
         self._begun = self._names_blocks = False
         self._lines: list[tuple[str, dict[str, Any]]] = []  # and the log of each
 
@@ -112,9 +106,9 @@ class StepLog(TrainerCallback):
                 sync(self._folder.path / log)
 
     def begin(self) -> None:
-        """Clear an earlier run from the folder, write settings and inputs, then all lines."""
+        """Begin the folder as `RunFolder.begin` does, then write all lines."""
         if not self._begun:
-            self._folder.begin(self._settings, self._inputs)
+            self._begin_folder()
             self._begun = True
         for log, line in self._lines:
             self._folder.append_line(log, line)
