@@ -240,7 +240,9 @@ class Controller(TrainerCallback):
         is_there = may_be_within and self._is_there(now)
         is_done = is_there and not self._stands_out(now)
         is_kept = is_done or (may_be_within and self._is_better(now))
-        is_due = abs(cost - self.budget) <= error and self._may_measure_all
+        step: int = self._work.trainer.state.global_step
+        may_measure_all = step >= self._checked_at + self._work.steps_between_all
+        is_due = abs(cost - self.budget) <= error and may_measure_all
         if is_kept and (is_done or (is_there and not self.reached) or is_due):
             cost, error = self._checked_cost(cost), 0.0
         within = now.is_finite and cost <= self.budget
@@ -263,6 +265,7 @@ class Controller(TrainerCallback):
         was_fast = not is_lasting and self._method.constraint > 2 * _SLOW_DEMAND
         is_dear = no_repair or (was_fast and cost > self.budget)
         is_worth_repair = not is_lasting and now.missing <= _WORTH_REPAIR * self._best_missing
+        wants_more = not self._lasted if is_lasting else self._stalls(now)
         goes_back = is_far or (is_dear and not is_worth_repair)
         if goes_back or cost > self.budget:
             slower = _SLOW_DEMAND / self._method.constraint if was_fast and goes_back else 0.5
@@ -271,7 +274,7 @@ class Controller(TrainerCallback):
             self._lasted = 0
             self._go_back()
             cost = self._best_cost
-        elif cost < 0.5 * self.budget and self._wants_more(now):
+        elif cost < 0.5 * self.budget and wants_more:
             self._change(demand=1.25)
         if within and self._steps_are_too_large(now):
             self._change(rate=0.75)
@@ -282,9 +285,6 @@ class Controller(TrainerCallback):
             known = self._free[1 - self._patience :]
             self._free = [*known, bool(self._constraint.some_demand_is_free)]
         return goes_back
-
-    def _wants_more(self, now: Standing) -> bool:
-        return self._stalls(now) if self._work.lookahead is None else not self._lasted
 
     def _stalls(self, now: Standing) -> bool:
         return now.missing > _PROGRESS * self._last_missing
@@ -324,11 +324,6 @@ class Controller(TrainerCallback):
         least = min(standing.count for standing in self._work.rehearse())
         self.history[-1][_REHEARSED] = least
         return least
-
-    @property
-    def _may_measure_all(self) -> bool:
-        steps: int = self._work.trainer.state.global_step
-        return steps >= self._checked_at + self._work.steps_between_all
 
     def _checked_cost(self, cost: float) -> float:
         """Cost by all retain records, which corrects later ones by some."""
