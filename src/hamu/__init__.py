@@ -24,20 +24,14 @@ if TYPE_CHECKING:
     )
     from hamu.unlearning.trainer import UnlearnConfig, UnlearnTrainer
 
-_JOBS = ("attack", "compare", "evaluate", "train", "unlearn", "verify")
 _HOMES = {
-    "PairGram": "core.gram",
-    "StepGuard": "core.guard",
-    "StepTaken": "core.guard",
-    "PairedGradients": "core.pair",
-    "PairStep": "core.pair",
-    "HamuError": "errors",
-    "UnlearnConfig": "unlearning.trainer",
-    "UnlearnTrainer": "unlearning.trainer",
-    **dict.fromkeys(
-        ("HamuQ", "HamuU", "Method", "StoppingRule", "Weights", "build_method"), "core.methods"
-    ),
-    **dict.fromkeys(_JOBS, "unlearning.jobs"),
+    "core.gram": ("PairGram",),
+    "core.guard": ("StepGuard", "StepTaken"),
+    "core.methods": ("HamuQ", "HamuU", "Method", "StoppingRule", "Weights", "build_method"),
+    "core.pair": ("PairedGradients", "PairStep"),
+    "errors": ("HamuError",),
+    "unlearning.jobs": ("attack", "compare", "evaluate", "train", "unlearn", "verify"),
+    "unlearning.trainer": ("UnlearnConfig", "UnlearnTrainer"),
 }
 
 __version__ = "0.1.0"
@@ -70,8 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("assess", "report"):  # rooms that can be called, see there
         return import_module(f"hamu.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'hamu' has no attribute {name!r}")
-    found = getattr(import_module(f"hamu.{_HOMES[name]}"), name)
-    globals()[name] = found
-    return found
+    for home, names in _HOMES.items():
+        if name in names:
+            return globals().setdefault(name, getattr(import_module(f"hamu.{home}"), name))
+    raise AttributeError(f"module 'hamu' has no attribute {name!r}")
