@@ -18,21 +18,9 @@ from jinja2 import TemplateError
 import hamu
 from hamu import files
 from hamu.errors import HamuError
+from hamu.unlearning import record
 from hamu.unlearning.goals import has_share
-from hamu.unlearning.record import (
-    BESIDE,
-    SETS,
-    Found,
-    description,
-    first_hardness,
-    inputs,
-    logged_promise,
-    logged_steps,
-    markdown,
-    measured_in,
-    read_record,
-)
-from hamu.unlearning.record import statement as statement_of
+from hamu.unlearning.record import Found, inputs
 
 if TYPE_CHECKING:
     from hamu.unlearning.jobs.review import NamedSources
@@ -72,7 +60,7 @@ def verify(run: Path, sources: NamedSources, *, evaluate: bool = True) -> Iterat
     """Check the record of a run, one statement after the other; `evaluate` the models again."""
     if not (run / files.RECORD).is_file():
         raise HamuError(f"{run} has no record.json; name the --output_dir of a `hamu unlearn`")
-    found, wrong = read_record(run)
+    found, wrong = record.read_record(run)
     yield Finding("record.json fits its schema", not wrong, wrong)
     if wrong:  # there is no telling what the rest would mean
         return
@@ -115,15 +103,17 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
 
     def readable() -> Any:
         check_version()
-        return of_file(files.RECORD, lambda: hashlib.sha256(markdown(found).encode()).hexdigest())
+        return of_file(
+            files.RECORD, lambda: hashlib.sha256(record.markdown(found).encode()).hexdigest()
+        )
 
     def stated() -> Any:
         check_version()
         sides = [side for side, objective in sources.args.objectives().items() if objective]
-        return of_file(files.RECORD, partial(statement_of, found, sides))
+        return of_file(files.RECORD, partial(record.statement, found, sides))
 
     def steps() -> dict[str, int]:
-        logged = logged_steps(run)  # the steps taken, if each was logged
+        logged = record.logged_steps(run)  # the steps taken, if each was logged
         all_logged = logged["logged"] == found["steps"]["ended_at"]
         return logged | ({"taken": logged["logged_taken"]} if all_logged else {})
 
@@ -136,14 +126,14 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
             found["goal"],
             partial(_goal, found, sources),
         )
-    there = dict.fromkeys(name for name in BESIDE if (run / name).is_file())
+    there = dict.fromkeys(name for name in record.BESIDE if (run / name).is_file())
     for name, digest in {**there, **found["files"]}.items():
         yield f"{name} is as the run left it", digest, partial(_digest, run / name)
     own = {"method": found["method"], "seed": found["seed"]}
     said = "record.json and config.yaml agree on the settings given"
     yield said, found["settings"], lambda: sources.settings | own
     models = found["models"]
-    read = {f"{side} set": found[f"{side}_set"] for side in SETS}
+    read = {f"{side} set": found[f"{side}_set"] for side in record.SETS}
     read |= {"original model": models["before"], "retain model": models["retain_model"]}
     yield (
         *("record.json and inputs.json name the same data and models", read),
@@ -152,14 +142,14 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
     evaluation = run / files.EVALUATION
     yield (
         *("record.json and evaluation.json say the same", found),
-        partial(of_file, evaluation.name, lambda: measured_in(files.parse_json(evaluation))),
+        partial(of_file, evaluation.name, lambda: record.measured_in(files.parse_json(evaluation))),
     )
     yield "steps.jsonl has the steps recorded", found["steps"], partial(of_file, files.STEPS, steps)
     if found["promise"] is not None and found["steps"]["logged"] == found["steps"]["ended_at"]:
-        find = partial(of_file, files.STEPS, partial(logged_promise, run))
+        find = partial(of_file, files.STEPS, partial(record.logged_promise, run))
         yield "steps.jsonl has the promise recorded", found["promise"], find
     if found["hardness"] is not None or files.STEPS in there:
-        find = partial(of_file, files.STEPS, partial(first_hardness, run))
+        find = partial(of_file, files.STEPS, partial(record.first_hardness, run))
         yield "steps.jsonl has the hardness recorded", found["hardness"], find
 
 
@@ -195,7 +185,7 @@ def _of_sources(run: Path, found: Found, sources: NamedSources) -> _Checks:
         now = inputs.digests_in(entries[f"{side} set"])
         if now is None or side != "forget":
             return now
-        words = description(sources.problem, sources.task.data.rho)
+        words = record.description(sources.problem, sources.task.data.rho)
         return {**now, "chosen_by": sources.task.chosen_by(), "description": words}
 
     def merged() -> str | None:
@@ -213,7 +203,7 @@ def _of_sources(run: Path, found: Found, sources: NamedSources) -> _Checks:
             yield f"{name} has the {words} recorded", model["weights"], find
     if found["models"]["merged"] is not None:
         yield "merged/ has the weights recorded", found["models"]["merged"]["weights"], merged
-    for side in SETS:
+    for side in record.SETS:
         recorded = found[f"{side}_set"]
         if recorded is not None:
             yield f"the {side} set is the one recorded", recorded, partial(entry, side)
@@ -240,7 +230,7 @@ def _of_figures(found: Found, sources: NamedSources) -> _Checks:
                 again[key] = goal[role][key]
         return again
 
-    cut = {side: one["cut"] for side in SETS if (one := found[f"{side}_set"])}
+    cut = {side: one["cut"] for side in record.SETS if (one := found[f"{side}_set"])}
     if {*cut.values()} != {None}:
         yield "as many texts are cut as recorded", cut, sources.cut_texts
     for role in ("after", "before"):
