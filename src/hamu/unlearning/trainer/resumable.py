@@ -41,22 +41,13 @@ from transformers import (
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
+from hamu import files
 from hamu.core.distributed import all_reduced, barrier, from_main, is_main, is_sharded, world_size
 from hamu.core.forward import logits_of
 from hamu.data import collate
 from hamu.errors import HamuError, reading
 from hamu.evaluation.predictions import Predictions, TokenPredictions
-from hamu.files import (
-    CHECKPOINT,
-    MANIFEST,
-    STAGED,
-    TRAINER_STATE,
-    file_digest,
-    finding_room,
-    remove_whole,
-    replace_folder,
-    sync,
-)
+from hamu.files import CHECKPOINT, MANIFEST, STAGED, TRAINER_STATE
 from hamu.models import first_not_finite
 from hamu.models.storage import load_tensors, save_model, save_rest
 from hamu.unlearning.goals import StopReason, is_text
@@ -108,7 +99,7 @@ class Checkpoints:
         """
         failure = f"the checkpoint of step {step} cannot be written into {self._folder}"
         remedy = "and give the same command again, with --resume if the folder holds this run"
-        with finding_room(failure, remedy):
+        with files.finding_room(failure, remedy):
             from_main(self._remove_left)
             try:
                 inside = self.staged / f"{CHECKPOINT}{step}"  # the name that transformers gives it
@@ -118,8 +109,8 @@ class Checkpoints:
                 if is_main():
                     seal(inside)
                     begin()
-                    replace_folder(inside, self.path(step))
-                    sync(self._folder)
+                    files.replace_folder(inside, self.path(step))
+                    files.sync(self._folder)
             finally:
                 if is_main():
                     shutil.rmtree(self.staged, ignore_errors=True)
@@ -141,7 +132,7 @@ class Checkpoints:
         found = sorted((step <= newest, step, path) for step, path in self._found(ours=True))
         removable = [path for _, step, path in found if step not in (newest, best)]
         for path in removable[: max(0, len(found) - most)]:
-            remove_whole(path)
+            files.remove_whole(path)
 
     def newest(self) -> Path | None:
         """Newest whole checkpoint; damaged ones above it are removed. None if none is whole."""
@@ -159,7 +150,7 @@ class Checkpoints:
                 fate = "removed" if path in ours else "skipped"
                 _logger.warning("%s is damaged: %s; it is %s", path, damage, fate)
                 if path in ours:
-                    remove_whole(path)
+                    files.remove_whole(path)
             if damaged and whole is None:
                 _logger.warning("no checkpoint is whole")
             return whole
@@ -196,15 +187,15 @@ def damage_of(path: Path) -> str | None:
 
 def seal(folder: Path) -> None:
     """Write the manifest, and flush all files to the disk."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    listed = {str(path.relative_to(folder)): _entry(path) for path in files}
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    listed = {str(path.relative_to(folder)): _entry(path) for path in found}
     (folder / MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
-    for path in (*files, folder / MANIFEST, folder):
-        sync(path)
+    for path in (*found, folder / MANIFEST, folder):
+        files.sync(path)
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": file_digest(path)}
+    return {"size": path.stat().st_size, "sha256": files.file_digest(path)}
 
 
 class ResumableTrainer(Trainer):
