@@ -51,17 +51,8 @@ from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ
 from hamu.core.pair import PairStep
 from hamu.errors import HamuError
-from hamu.unlearning.goals import (
-    ALL_DONE,
-    BY_A_CALLBACK,
-    LEVEL,
-    Goal,
-    Standing,
-    StopReason,
-    above_in_words,
-    record_losses,
-    share_in_words,
-)
+from hamu.unlearning import goals
+from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, LEVEL, Goal, Standing, StopReason
 
 if TYPE_CHECKING:
     from hamu.unlearning.goal_run import GoalRun
@@ -154,14 +145,14 @@ class Controller(TrainerCallback):
         reference = getattr(self._work.goal, "reference", None)
         if self._goal.kind != "unseen" or reference is None:
             return True
-        has_nan = record_losses(reference).isnan().any()
+        has_nan = goals.record_losses(reference).isnan().any()
         return bool(now.targets.aim.isfinite().all() & ~has_nan)
 
     def _way_out(self) -> str:
         """Name up to three records whose loss is not finite, by side and row, or the model."""
         looks, found = self._work.trainer.evaluations, []
         for side in (*SIDES, "test") if self._goal.kind == "unseen" else SIDES:
-            data, losses = looks.sets[side], record_losses(looks.predict(looks.sets[side]))
+            data, losses = looks.sets[side], goals.record_losses(looks.predict(looks.sets[side]))
             places = getattr(data, "indices", range(len(losses)))  # of a sample of a user's list
             rows = getattr(getattr(data, "texts", data), "rows", places)
             is_broken = losses.isnan() if side == "forget" else ~losses.isfinite()
@@ -477,8 +468,8 @@ class Controller(TrainerCallback):
             lasting += f"; of the model before {start[_REHEARSED]:,}"
         return (
             f"{self._best_count:,} of {self._records:,} records are forgotten "
-            f"(goal {self._goal.kind}, {share_in_words(self._goal.share)} wanted{lasting})"
-            f"{above_in_words(self._best_too_high, self._records)}, "
+            f"(goal {self._goal.kind}, {goals.share_in_words(self._goal.share)} wanted{lasting})"
+            f"{goals.above_in_words(self._best_too_high, self._records)}, "
             f"retain loss {self._best_cost:+.4f} of {self.budget:+g} allowed"
         )
 

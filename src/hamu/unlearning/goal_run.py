@@ -15,16 +15,9 @@ from hamu.core.objectives import log_odds, loss_at
 from hamu.data import batch_of
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import TokenPredictions
+from hamu.unlearning import goals
 from hamu.unlearning.controller import Controller
-from hamu.unlearning.goals import (
-    AnyPredictions,
-    Goal,
-    Standing,
-    choose_goal,
-    doubts,
-    is_text,
-    record_losses,
-)
+from hamu.unlearning.goals import AnyPredictions, Goal, Standing
 
 if TYPE_CHECKING:
     from hamu.unlearning.trainer.config import UnlearnConfig
@@ -48,14 +41,14 @@ class GoalRun:
         self.pair, self.lookahead = trainer.pair, trainer.lookahead
         self._looks, self._pairs = trainer.evaluations, trainer.train_dataset
         args: UnlearnConfig = trainer.args
-        self.goal = choose_goal(
+        self.goal = goals.choose_goal(
             self._looks.whole,  # a sample has no labels
             args,
             has_retain_model=retain_predictions is not None,
             is_needed=args.needs_goal,
         )
         if self.goal is not None and retain_predictions is not None:
-            known = len(record_losses(retain_predictions))
+            known = len(goals.record_losses(retain_predictions))
             evaluated = len(self._looks.sets["forget"])
             if known != evaluated:
                 raise HamuError(
@@ -78,7 +71,7 @@ class GoalRun:
         mean over tokens, which are drawn by the record (Cochran 1977, ratio estimates).
         """
         retain = self._looks.predict(self._looks.some_retain)
-        self._some = record_losses(retain)
+        self._some = goals.record_losses(retain)
         self._known = self._some if self._known is None else self._known
         sizes = torch.ones_like(self._some)
         if isinstance(retain, TokenPredictions):
@@ -121,7 +114,7 @@ class GoalRun:
         """Draw batches as fine-tuning takes them, alike whenever this step comes again."""
         data, step = self._retain_data, max(0, int(self.trainer.state.global_step) - 1)
         generator = torch.Generator().manual_seed(self.trainer.args.seed + step)
-        size = min(_FINE_TUNED // 4 if is_text(data) else _FINE_TUNED, len(data))
+        size = min(_FINE_TUNED // 4 if goals.is_text(data) else _FINE_TUNED, len(data))
         device = self.pair.parameters[0].device
         while True:
             indices = torch.randperm(len(data), generator=generator)[:size].tolist()
@@ -160,7 +153,7 @@ class GoalRun:
         more: dict[str, Any] = {"lasting": self.lookahead is not None}
         whole = len(self._looks.whole["forget"])  # type: ignore[arg-type]
         found = self.trainer.predictions
-        more["doubts"] = doubts(self.goal, found["forget"], found.get("test"))
+        more["doubts"] = goals.doubts(self.goal, found["forget"], found.get("test"))
         more["sampled_from"] = whole if whole > len(standings["after"].losses) else None
         if self.controller is not None:
             more |= {"budget": self.controller.budget, "reached": self.controller.reached}

@@ -21,16 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainerCallback
 from transformers.utils import logging
 
-from hamu.core.distributed import (
-    DataParallelLayout,
-    SplitPairing,
-    all_reduced,
-    broadcast,
-    check_equal,
-    rank,
-    side_of_process,
-    world_size,
-)
+from hamu.core import distributed
+from hamu.core.distributed import all_reduced, rank, side_of_process, world_size
 from hamu.core.forward import predict_logits
 from hamu.core.gram import SIDES
 from hamu.core.guard import check_steps_all
@@ -390,7 +382,7 @@ class UnlearnTrainer(ResumableTrainer):
             self.end_run(stop)
             return
         if not self.args.shard and self.state.global_step % _COMPARED_EVERY == 0:
-            check_equal(self.pair.names, self.pair.parameters)
+            distributed.check_equal(self.pair.names, self.pair.parameters)
         none = torch.zeros_like(next(iter(self._losses.values())))
         losses = torch.stack([self._losses.get(side, none) for side in SIDES]).double()
         keep = self.watch.keep(self.optimizer)
@@ -514,7 +506,7 @@ class UnlearnTrainer(ResumableTrainer):
         is_known = step in evaluated or kept != self.steps_taken
         if not self.args.freeze_batchnorm:
             # each process has those of its own records; the first one's are saved
-            broadcast([one for module in self._batchnorms for one in module.buffers()])
+            distributed.broadcast([one for module in self._batchnorms for one in module.buffers()])
         measured = self.evaluations.sets.items()
         self.predictions = {name: self.evaluations.predict(data) for name, data in measured}
         if not step:
@@ -590,9 +582,9 @@ def _prepared(
         steps_per_pass=(max(1.0, retain / batch), max(1.0, forget / min(batch, retain))),
     )
     if args.pairing == "split":
-        pair.use(SplitPairing(pair.parameters, pair.block_of))
+        pair.use(distributed.SplitPairing(pair.parameters, pair.block_of))
     elif world_size() > 1 and not args.shard:
-        pair.use(DataParallelLayout(pair.parameters, pair.block_of))
+        pair.use(distributed.DataParallelLayout(pair.parameters, pair.block_of))
     return pair
 
 
