@@ -305,8 +305,8 @@ def _finish(
         "before": task.report(trainer.start_predictions, problem, reference),
         "after": task.report(trainer.predictions, problem, reference),
     }
-    guess = guessing_loss(trainer.predictions, trainer.model)
-    evaluation = reports | trainer.history() | {"guessing_loss": guess}
+    evaluation = reports | trainer.history()
+    evaluation["guessing_loss"] = guessing_loss(trainer.predictions, trainer.model)
     failure = _save(
         task,
         folder,
@@ -330,7 +330,7 @@ def _finish(
             settings=recorded_settings(task.settings),
             inputs=inputs,
         )
-    lines = tuple(_outcome(trainer, problem, attacker_words(evaluation["after"])))
+    lines = tuple(_outcome(trainer, problem, evaluation))
     return Unlearned(folder.path, evaluation, merge_failure=failure, lines=lines)
 
 
@@ -356,10 +356,10 @@ def _save(
     return ""
 
 
-def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[str]:
+def _outcome(trainer: UnlearnTrainer, problem: Any, evaluation: Any) -> Iterator[str]:
     """Lines on the course of the run, and on what of it was saved."""
     start, end = (set_figures(one) for one in (trainer.start_predictions, trainer.predictions))
-    rate, guess = trainer.args.learning_rate, guessing_loss(trainer.predictions, trainer.model)
+    rate, guess, goal = trainer.args.learning_rate, evaluation["guessing_loss"], evaluation["goal"]
     yield (
         f"steps: {trainer.steps_taken} taken, {trainer.steps_skipped} not taken; the run ended at "
         f"step {trainer.state.global_step} because {trainer.stop.text}"
@@ -379,7 +379,6 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
                 f"the forget loss was {start['forget_loss']:.4f} and is {end['forget_loss']:.4f}"
             )
             suits = trainer.args.method == "hamu-q" and trainer.args.forget_objective is None
-            goal = trainer.goal_run.figures()
             suits &= goal is None or not has_share({**goal, "after": goal["before"]})
             finds = ", --auto finds one" if suits else ""
             way = f"take more steps, or a higher rate (`hamu assess` suggests one{finds})"
@@ -390,13 +389,12 @@ def _outcome(trainer: UnlearnTrainer, problem: Any, attacker: str) -> Iterator[s
             yield controller.goal_sentence
         if not controller.updates_of_best:
             yield "no step brought a better model: the one saved is that before the run"
-    goal = trainer.goal_run.figures()
     if goal is not None:
         before = f"before the run {goal['before']['forgotten']:,} were"
         is_more = goal["after"]["forgotten"] > goal["before"]["forgotten"]
         lasts = "; whether that lasts: hamu attack" if is_more else ""
         yield f"{forgotten_words(goal)}; {before}{lasts}"
-    if attacker:
+    if attacker := attacker_words(evaluation["after"]):
         yield attacker
     if cut := record.cut_records(problem.forget):
         yield record.cut_words(cut, len(problem.forget))
