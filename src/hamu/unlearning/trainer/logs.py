@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,15 +55,12 @@ class StepLog(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Remove the lines of steps after the checkpoint: a resumed run takes them once more."""
         self._every = layer_interval(args, state, len(self.trainer.pair.block_names))
-        if self._resume and is_main():
-            logged: Sequence[int] = [e["step"] for e in state.log_history if "taken" in e]
-            if args.logging_strategy == IntervalStrategy.STEPS:  # the history forgets the first
-                every = int(state.logging_steps)
-                logged = range(every, state.global_step + 1, every)
-            self._go_on(state.global_step, logged)
-
-    def _go_on(self, step: int, logged: Sequence[int]) -> None:
-        """Drop the lines of later steps, and warn if not all of these are there."""
+        if not (self._resume and is_main()):
+            return
+        step, logged = state.global_step, [e["step"] for e in state.log_history if "taken" in e]
+        if args.logging_strategy == IntervalStrategy.STEPS:  # the history forgets the first
+            every = int(state.logging_steps)
+            logged = [*range(every, step + 1, every)]
         in_layers = bool(logged) + sum(one % self._every == 0 for one in logged)
         for log, wanted in ((STEPS, len(logged)), (LAYERS, in_layers)):
             kept = self._folder.keep_lines(log, step)
