@@ -138,7 +138,6 @@ class Task:
 
     def settle_adapter(self) -> None:
         """Check the settings of a new adapter, and put those of a saved one in their place."""
-        return
 
     def tell(self, said: str) -> None:
         """Print a line, once for all models."""

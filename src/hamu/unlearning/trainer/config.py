@@ -11,10 +11,7 @@ from timeit import repeat
 from typing import Any
 
 import torch
-from accelerate.utils import (  # type: ignore[import-untyped]
-    DynamoBackend,
-    parse_flag_from_env,
-)
+from accelerate.utils import DynamoBackend, parse_flag_from_env  # type: ignore[import-untyped]
 from transformers import SchedulerType, TrainingArguments
 from transformers.integrations import integration_utils
 from transformers.utils import logging

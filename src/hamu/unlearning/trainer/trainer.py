@@ -316,10 +316,7 @@ class UnlearnTrainer(ResumableTrainer):
         return self.side_losses.counts(batch_samples, device)
 
     def training_step(  # type: ignore[override]
-        self,
-        model: nn.Module,
-        inputs: Any,
-        num_items_in_batch: Mapping[str, Tensor | int],
+        self, model: nn.Module, inputs: Any, num_items_in_batch: Mapping[str, Tensor | int]
     ) -> Tensor:
         """Run both passes of a batch of pairs, and combine after the step's last; return the loss.
 
