@@ -26,18 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Sampler
-from transformers import (
-    EarlyStoppingCallback,
-    EvalPrediction,
-    PreTrainedModel,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-    __version__,
-)
+from transformers import EvalPrediction, PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SaveStrategy
 
@@ -75,8 +68,8 @@ OVERRIDDEN = (
 _missing = [name for name in OVERRIDDEN if not hasattr(Trainer, name)]
 if _missing:
     raise ImportError(
-        f"transformers {__version__} lacks Trainer.{_missing[0]}, which hamu overrides; "
-        f'pip install "transformers>=5.18,<6"'
+        f"transformers {transformers.__version__} lacks Trainer.{_missing[0]}, which hamu "
+        f'overrides; pip install "transformers>=5.18,<6"'
     )
 
 
@@ -229,7 +222,7 @@ class ResumableTrainer(Trainer):
         self.checkpoints = Checkpoints(str(args.output_dir))
         super().__init__(model, args, **kwargs)
         callbacks = kwargs.get("callbacks") or []
-        if any(isinstance(one, EarlyStoppingCallback) for one in callbacks):
+        if any(isinstance(one, transformers.EarlyStoppingCallback) for one in callbacks):
             _check_each_is_saved(args)
         stand_between(self, callbacks)
 
