@@ -15,22 +15,25 @@ from hamu.unlearning.goals import ALL_DONE, Goal, Standing, StopReason
 
 RECORDS, START, BUDGET = 10, 0.1, 0.1
 GOAL = Goal("loss", share=0.8, loss=1.0)
-STUCK = (3, START + 0.07)  # within the budget, and no reason to change the demand
-CHEAP = (3, START + 0.04)  # half of the budget is left
+STUCK = (3, 0.07)  # within the budget, and no reason to change the demand
+CHEAP = (3, 0.04)  # half of the budget is left
 
 
-def standing(count, retain_loss=START, low=0.1, high=2.0, error=0.0):
-    """Measured: so many records are forgotten, with a loss of `high`, the others have `low`."""
+def standing(count, rise=0.0, low=0.1, high=2.0, error=0.0):
+    """Measured: so many records are forgotten, with a loss of `high`, the others have `low`.
+
+    The retain loss has risen by so much, as far as some records can tell.
+    """
     losses = torch.tensor([high] * count + [low] * (RECORDS - count), dtype=torch.float64)
     least = torch.ones_like(losses)
     targets = SimpleNamespace(least=least, aim=least, most=torch.full_like(losses, 5.0))
-    return Standing(losses, targets, losses >= 1.0, retain_loss, error)
+    return Standing(losses, targets, losses >= 1.0, START + rise, error)
 
 
 class Work:
     """A model whose weights are the number of steps, and what measuring it is to find."""
 
-    def __init__(self, *found, rehearsals=None, goal=GOAL):
+    def __init__(self, *found, rehearsals=None, at_end=True, goal=GOAL, budget=BUDGET):
         torch.manual_seed(0)
         method = HamuQ(0.5, "relative", stopping="off")
         self.pair = PairedGradients(Holder([torch.ones(2, 2), torch.ones(3)]), method)
@@ -39,13 +42,13 @@ class Work:
         self.lookahead = None
         if rehearsals is not None:
             restart = lambda: self.restarts.append(self.state.global_step)  # noqa: E731
-            self.lookahead = SimpleNamespace(at_the_end_of_a_retain_cycle=True, restart=restart)
+            self.lookahead = SimpleNamespace(at_the_end_of_a_retain_cycle=at_end, restart=restart)
         self.focused, self.ends, self.measured = [], [], {}
         self.stop, self.is_called_off = ALL_DONE, False  # by the trainer, by another callback
         self.trainer, self.was_interrupted = self, False
         self.rises = []  # over all retain records, one for each time that it is asked for
         self.steps_between_all = 1
-        self.goal, self.controller = goal, Controller(self, goal, BUDGET, every=1)
+        self.goal, self.controller = goal, Controller(self, goal, budget, every=1)
         self.optimizer = SimpleNamespace(param_groups=[{"lr": 0.0}, {"lr": 0.0}], state={})
         self.state = SimpleNamespace(global_step=0, max_steps=1000)
 
@@ -107,109 +110,87 @@ class Work:
 
 def high(count):
     """Measured: so many records are forgotten, and stand out."""
-    return count, START + 0.06, 0.1, 9.0
+    return count, 0.06, 0.1, 9.0
 
 
 def above(count, too_high):
     """The standing with so many records forgotten, some of which stand out."""
-    now = standing(count, START + 0.06)
+    now = standing(count, 0.06)
     now.losses[:too_high] = 9.0
     return now
 
 
-def test_progress_after_going_back_is_that_over_the_state_gone_back_to():
-    work = Work((3, START + 0.04), (9, START + 5.0), (5, START + 0.04)).run()
-    assert (work.demand, work.controller.rate) == (0.1, 0.5 * work.controller._first_rate)
-    kept = work.controller.steps_of_best, work.controller.updates_of_best
-    assert kept == (3, 2), "one was lost by going back"
+def dear(count, times):
+    """Measured so often: so many records are forgotten, ever further beyond the budget."""
+    return [(count, 0.11 + 0.01 * n) for n in range(times)]
 
 
-@pytest.mark.parametrize(("found", "demand", "growth"), [
-    ([(1, START + 0.04)], 0.5, 1),  # progress
-    ([STUCK], 0.5, 1),
-    ([CHEAP] * 2, 0.625, 1.25),  # no progress, and half of it is left
-    ([CHEAP] * 5, MOST_DEMAND, 1.25**4),
-    ([STUCK] * 3, 0.5, 1.25**2),  # without progress, up to a bound
-    ([STUCK] * 12, 0.5, 8),
-    ([high(2), high(4), high(7)], 0.5, 0.75**3),  # ever more records overshoot
-    ([high(2), high(2)], 0.5, 0.75 * 1.25),
-    ([high(1)], 0.5, 1),  # one of ten stands out by chance
-    ([(5, START + 0.06, 0.5), (5, START + 0.06, 0.49)], 0.5, 1.25),  # a little more missing is noise
-    ([(6, START + 0.06), (4, START + 0.06)], 0.5, 0.75),  # and some are lost again
-    ([(6, START + 0.01), (4, START + 0.01)], 0.625, 0.75),
+LASTING = {"rehearsals": []}
+BETWEEN = LASTING | {"at_end": False}
+REPAIRED = [(2, 0.06), (5, 0.15), (4, 0.2), (4, 0.19)]
+TOO_FAR = [(2, 0.06), (1, 0.06)]  # and then
+
+
+@pytest.mark.parametrize(("found", "how", "weights", "demand", "growth"), [
+    ([(1, 0.04)], {}, 1, 0.5, 1),  # progress
+    ([STUCK], {}, 1, 0.5, 1),
+    ([CHEAP] * 2, {}, 2, 0.625, 1.25),  # no progress, and half of it is left
+    ([CHEAP] * 5, {}, 5, MOST_DEMAND, 1.25**4),
+    ([STUCK] * 3, {}, 3, 0.5, 1.25**2),  # without progress, up to a bound
+    ([STUCK] * 12, {}, 12, 0.5, 8),
+    ([high(2), high(4), high(7)], {}, 3, 0.5, 0.75**3),  # ever more records overshoot
+    ([high(2), high(2)], {}, 2, 0.5, 0.75 * 1.25),
+    ([high(1)], {}, 1, 0.5, 1),  # one of ten stands out by chance
+    ([(5, 0.06, 0.5), (5, 0.06, 0.49)], {}, 2, 0.5, 1.25),  # a little more missing is noise
+    ([(6, 0.06), (4, 0.06)], {}, 2, 0.5, 0.75),  # and some are lost again
+    ([(6, 0.01), (4, 0.01)], {}, 2, 0.625, 0.75),
+    # over the budget it goes back and slows down, then repairs: the cost of large demands shows late
+    (REPAIRED[:2], {}, 1, 0.1, 1),
+    (REPAIRED[:3], {}, 3, LEAST_DEMAND, 1),
+    (REPAIRED, {}, 4, LEAST_DEMAND, 1),
+    (REPAIRED[:2], BETWEEN, 2, 0.25, 1),
+    # but a demand is halved where half of what was missing is done: a tenth would lose it again
+    ([(4, 0.15)], {}, 0, 0.1, 1),
+    ([(6, 0.15)], {}, 1, 0.25, 1),
+    ([(6, 0.05)], {"budget": 0.0}, 1, 0.25, 1),
+    # where the least demand does not repair, back to the best state; so a lasting run in any case
+    (dear(4, 3), {}, 0, LEAST_DEMAND, 0.5),
+    (dear(6, 5), {}, 5, LEAST_DEMAND, 0.5),
+    (dear(0, 4), LASTING, 4, LEAST_DEMAND, 1),
+    (dear(0, 5), LASTING, 0, LEAST_DEMAND, 0.75),
+    (dear(6, 5), LASTING, 0, LEAST_DEMAND, 0.75),
+    # within the budget that is no reason
+    ([*REPAIRED[:3], (4, 0.05), (4, 0.06)], {}, 5, LEAST_DEMAND, 1.25**2),
+    # far beyond it, at once
+    *(([*TOO_FAR, (5, rise)], {}, 1, 0.1, 0.75 * 0.5) for rise in (0.6, math.nan, math.inf)),
+    ([(1, math.nan)] * 6, {}, 0, LEAST_DEMAND, 1 / 16),
+    # progress is that over the state gone back to
+    ([(3, 0.04), (9, 5.0), (5, 0.04)], {}, 3, 0.1, 0.5),
+    # a lasting run speeds up at the end of a cycle while it is cheap
+    ([(3, 0.01)], LASTING, 1, 0.625, 1.5),
+    ([(3, 0.01)], BETWEEN, 1, 0.625, 1),
+    ([(9, 0.01)] * 2, {"rehearsals": [(9, 7), (9, 8)]}, 2, 0.625, 1.5),  # has lasted once: as it is
+    ([(9, 0.06), (3, 0.06)], {"rehearsals": [(9, 7)]}, 2, 0.5, 0.75),  # loses a share it had reached
+    ([high(1), high(2)], LASTING, 2, 0.5, 1),  # ahead it needs them as high
 ])  # fmt: skip
-def test_demand_and_rate_follow_from_what_is_measured(found, demand, growth):
-    work = Work(*found).start()
-    first = work.controller.rate
-    for _ in found:
-        work.step()
-    assert work.demand == demand
-    assert (work.weights, work.controller.rate) == (len(found), pytest.approx(growth * first))
-    rate = work.controller.rate_of_step
+def test_weights_demand_and_rate_follow_from_what_is_measured(found, how, weights, demand, growth):
+    work = Work(*found, **how).run()
+    first, rate = work.controller._first_rate, work.controller.rate_of_step
+    assert (work.ends, work.weights, work.demand) == ([], weights, pytest.approx(demand))
+    assert work.controller.rate == pytest.approx(growth * first)
     assert [group["lr"] for group in work.optimizer.param_groups] == [rate] * 2
+    went_back = weights < len(found)
+    assert (work.optimizer.state == {}) == went_back, "its moments are of another place"
+    assert work.restarts == ([len(found)] if went_back and "rehearsals" in how else [])
 
 
-def test_over_the_budget_it_goes_back_and_slows_down_then_repairs():
-    """The cost of large demands shows late, and takes long to repair."""
-    work = Work((2, START + 0.06), (5, START + 0.15), (4, START + 0.2), (4, START + 0.19)).start()
-    demands = []
-    for _ in range(4):
-        work.step()
-        demands.append((work.demand, work.weights))
-    assert demands == [(0.5, 1), (0.1, 1), (LEAST_DEMAND, 3), (LEAST_DEMAND, 4)]
-    assert work.controller.rate == work.controller._first_rate
-    lasting = Work((2, START + 0.06), (5, START + 0.15), rehearsals=[]).start()
-    lasting.lookahead.at_the_end_of_a_retain_cycle = False
-    lasting.step()
-    lasting.step()
-    assert (lasting.demand, lasting.weights) == (0.25, 2)
-
-
-@pytest.mark.parametrize("retain_loss", [START + 0.6, math.nan, math.inf])
-def test_far_beyond_the_budget_it_goes_back_to_the_best_state(retain_loss):
-    work = Work((2, START + 0.06), (1, START + 0.06), (5, retain_loss)).start()
-    for _ in range(2):
-        work.step()
-    rate = work.controller.rate
-    work.step()
-    assert (work.weights, work.ends) == (1, [])
-    assert (work.demand, work.controller.rate) == (0.1, 0.5 * rate)
-    assert work.optimizer.state == {}, "its moments are of another place"
-
-
-def test_where_the_least_demand_does_not_repair_it_goes_back_to_the_best_state():
-    over = [(0, START + 0.11 + 0.01 * n) for n in range(5)]
-    work = Work(*over, rehearsals=[]).start()
-    for _ in range(4):
-        work.step()
-        assert work.weights == work.state.global_step
-    assert work.demand == LEAST_DEMAND
-    work.step()
-    assert (work.weights, work.restarts) == (0, [5])
-
-
-@pytest.mark.parametrize(("count", "weights", "demand"), [(4, 0, 0.1), (6, 1, 0.25)])
-def test_a_large_demand_is_halved_where_half_of_what_was_missing_is_done(count, weights, demand):
-    """A tenth would lose again what is forgotten, while the retain loss is repaired."""
-    work = Work((count, START + 0.15)).start()
-    rate = work.controller.rate
-    work.step()
-    assert (work.weights, work.demand, work.controller.rate) == (weights, demand, rate)
-
-
-@pytest.mark.parametrize(("count", "measured", "weights"), [(4, 3, 0), (6, 5, 5)])
-def test_without_repair_it_stays_where_half_of_what_was_missing_is_done(count, measured, weights):
-    over = [(count, START + 0.11 + 0.01 * n) for n in range(measured)]
-    work = Work(*over).start()
-    rate = work.controller.rate
-    for _ in over:
-        work.step()
-    assert (work.weights, work.demand) == (weights, LEAST_DEMAND)
-    assert work.controller.rate == 0.5 * rate
+def test_a_step_that_is_lost_by_going_back_is_not_behind_the_best_state():
+    work = Work((3, 0.04), (9, 5.0), (5, 0.04)).run()
+    assert (work.controller.steps_of_best, work.controller.updates_of_best) == (3, 2)
 
 
 def test_the_rate_rises_over_the_first_steps():
-    found = [(0, START + 0.07, 0.1 * n) for n in range(1, 10)]
+    found = [(0, 0.07, 0.1 * n) for n in range(1, 10)]
     work = Work(*found, *[STUCK] * 15).start()
     shares = []
     for _ in range(22):
@@ -223,13 +204,13 @@ DONE = "all its steps are done; the goal is not reached: "
 
 
 @pytest.mark.parametrize(("found", "best", "text"), [
-    ([(7, START + 0.05), (8, START + 0.09), (9,)], 2, "the goal is reached: 8 of 10 records are "
+    ([(7, 0.05), (8, 0.09), (9,)], 2, "the goal is reached: 8 of 10 records are "
      "forgotten (goal loss, 80% wanted), retain loss +0.0900 of +0.1 allowed"),
-    ([(9, START + 0.11), (9, START + 0.1 - 1e-9)], 2, "the goal is reached: 9 of 10 records"),
-    ([(5, START + 0.06), (4, START), (6, START + 0.2)], 1, DONE),  # the third is too dear
-    ([(5, START), (5, START + 0.06, 0.3), (5, START, 0.2)], 2, DONE),  # as many, the least missing
-    ([(5, START + 0.06), (6, START + 0.09), (0, START)], 2, DONE),
-    ([(0, START + 0.2), (2, START + 0.2), (9, START + 0.15)], 0, DONE),  # none within: the start
+    ([(9, 0.11), (9, 0.1 - 1e-9)], 2, "the goal is reached: 9 of 10 records"),
+    ([(5, 0.06), (4,), (6, 0.2)], 1, DONE),  # the third is too dear
+    ([(5,), (5, 0.06, 0.3), (5, 0.0, 0.2)], 2, DONE),  # as many, the least missing
+    ([(5, 0.06), (6, 0.09), (0,)], 2, DONE),
+    ([(0, 0.2), (2, 0.2), (9, 0.15)], 0, DONE),  # none within: the start
 ])  # fmt: skip
 def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
     work = Work(*found)
@@ -244,17 +225,17 @@ def test_it_ends_once_with_the_best_state_within_the_budget(found, best, text):
     assert (work.controller.ended, work.controller.reached) == (True, text != DONE)
 
 
-@pytest.mark.parametrize(("found", "dear"), [
-    ([(5, START), (6, START + 0.15, 0.1, 2.0, 0.01), (4, START + 0.2)],
-     "; 6 were at step 2, for about +0.1500;"),
-    ([(9, START + 0.3), (8, START + 0.2, 0.1, 2.0, 0.01), (7, START + 0.11)],
-     "; 8 were at step 2, for about +0.2000;"),
-    ([(6, START), (6, START + 0.2), (7, math.nan)], " allowed;"),
-    ([(6, START), (8, START + 0.2), (4, START)], "; 8 were at step 2, for +0.2000;"),
+@pytest.mark.parametrize(("found", "rises", "dear"), [
+    ([(5,), (6, 0.15, 0.1, 2.0, 0.01), (4, 0.2)], [], "; 6 were at step 2, for about +0.1500;"),
+    ([(9, 0.3), (8, 0.2), (7, 0.11)], [], "; 8 were at step 2, for +0.2000;"),
+    ([(6,), (6, 0.2), (7, math.nan)], [], " allowed;"),
+    # reached by some retain records; at the end
+    ([(3, 0.03), (9, 0.08)], [0.11, 0.01], "+0.0100 of +0.1 allowed; 9 were at step 2, for +0.1100;"),
+    ([(5, 0.06), (4, 0.06)], [0.15], "loss +0.1500 of +0.1 allowed;"),  # of all retain records
 ])  # fmt: skip
-def test_a_run_that_misses_its_goal_names_the_nearest_state_beyond_the_budget(found, dear):
+def test_a_run_that_misses_its_goal_names_the_nearest_state_beyond_the_budget(found, rises, dear):
     work = Work(*found)
-    work.state.max_steps = 3
+    work.state.max_steps, work.rises = len(found), rises
     [end] = work.run().ends
     assert f"{dear} --max_steps allows more" in end.text
 
@@ -291,7 +272,7 @@ def test_records_that_stand_out_at_the_start_are_lowered_as_long_as_they_become_
     (ALL_DONE, True, "other", "a callback ended it; the goal is not reached: 5 of"),
 ])  # fmt: skip
 def test_where_something_else_ends_the_run_it_names_that(stop, is_called_off, kind, text):
-    work = Work((5, START + 0.06), (4, START)).start()
+    work = Work((5, 0.06), (4,)).start()
     work.step()
     work.stop, work.is_called_off = stop, is_called_off
     work.step()
@@ -362,7 +343,7 @@ def test_a_model_without_a_finite_loss_is_called_damaged():
 )
 def test_it_gives_up_and_blames_the_gradients_only_where_no_demand_was_free(free, kind):
     work = Work(*[STUCK] * 40).start()
-    steps = 0
+    steps, work.rises = 0, [0.09]
     while not work.ends:
         is_free = None if free is None else torch.tensor(free[steps % len(free)])
         work.step(None if free is None else SimpleNamespace(some_demand_is_free=is_free))
@@ -373,13 +354,15 @@ def test_it_gives_up_and_blames_the_gradients_only_where_no_demand_was_free(free
     assert ("any demand has a price" in end.text) is (kind == "criterion")
     assert end.text.endswith("; --max_retain_increase allows more") is (kind == "budget")
     assert "30 measurements in a row brought nothing better; the goal is not reached" in end.text
+    assert "retain loss +0.0900 of +0.1 allowed" in end.text, "of all, though some rise by 0.07"
 
 
 @pytest.mark.parametrize(("found", "measured"), [
-    ([*[STUCK] * 30, (3, START + 0.07, 0.3), *[STUCK] * 30], 61),
-    ([*[STUCK] * 30, (4, START + 0.07), *[STUCK] * 30], 61),
+    ([*[STUCK] * 30, (3, 0.07, 0.3), *[STUCK] * 30], 61),
+    ([*[STUCK] * 30, (4, 0.07), *[STUCK] * 30], 61),
     # less that is missing beyond the budget is no progress
-    ([(0, START, 0.2), *[(0, START + 0.15, 0.3)] * 3, *[(0, START, 0.19)] * 40], 31),
+    ([(0, 0.0, 0.2), *[(0, 0.15, 0.3)] * 3, *[(0, 0.0, 0.19)] * 40], 31),
+    ([(3, 0.07, 0.1 + 1e-4 * n) for n in range(40)], 31),  # nor is next to nothing
 ])  # fmt: skip
 def test_patience_begins_anew_with_a_better_state_or_less_that_is_missing(found, measured):
     work = Work(*found).run()
@@ -388,7 +371,7 @@ def test_patience_begins_anew_with_a_better_state_or_less_that_is_missing(found,
 
 
 def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
-    work = Work(*[(9, START + 0.06)] * 6, rehearsals=[(9, 8), (9, 7), (8, 9), (8, 8)]).run()
+    work = Work(*[(9, 0.06)] * 6, rehearsals=[(9, 8), (9, 7), (8, 9), (8, 8)]).run()
     rehearsed = [row.get("forgotten_after_fine_tuning") for row in work.controller.history]
     assert rehearsed == [1, 8, 7, 8, 8]
     [end] = work.ends
@@ -400,13 +383,13 @@ def test_a_lasting_run_has_to_stand_two_rehearsals_in_a_row():
 
 
 @pytest.mark.parametrize(("between", "rises"), [
-    ((9, START + 0.2), []),
-    ((9, START + 0.06), [0.2]),  # by all retain records; by so much later ones count as dearer
-    ((3, START + 0.06), []),
+    ((9, 0.2), []),
+    ((9, 0.06), [0.2]),  # by all retain records; by so much later ones count as dearer
+    ((3, 0.06), []),
 ])  # fmt: skip
 def test_only_rehearsals_of_cycles_in_a_row_within_the_budget_count(between, rises):
-    after = (9, START + 0.06 - sum(rises))
-    found = [(9, START + 0.06), between, after, after]
+    after = (9, 0.06 - sum(rises))
+    found = [(9, 0.06), between, after, after]
     work = Work(*found, rehearsals=[(9, 9)] * 4).start()
     work.rises = rises
     for _ in range(3):
@@ -417,7 +400,7 @@ def test_only_rehearsals_of_cycles_in_a_row_within_the_budget_count(between, ris
 
 
 def test_a_cycle_that_a_run_goes_back_from_lies_between_others():
-    work = Work((9, START), (9, START + 5.0), *[(9, START)] * 2, rehearsals=[(9, 9)] * 3).start()
+    work = Work((9,), (9, 5.0), *[(9,)] * 2, rehearsals=[(9, 9)] * 3).start()
     for is_end in (True, False, True):
         work.lookahead.at_the_end_of_a_retain_cycle = is_end
         work.step()
@@ -427,7 +410,7 @@ def test_a_cycle_that_a_run_goes_back_from_lies_between_others():
 
 
 def test_a_lasting_run_that_gives_up_has_the_latest_state_and_says_that_none_lasts():
-    work = Work((10, START), *[(9, START + 0.06)] * 20, rehearsals=[(9, 7)] * 20).run()
+    work = Work((10,), *[(9, 0.06)] * 20, rehearsals=[(9, 7)] * 20).run()
     [end] = work.ends
     assert (end.kind, work.weights) == ("budget", len(work.controller.history) - 1)
     assert end.text.startswith("no state that lasts was found within the budget")
@@ -437,24 +420,10 @@ def test_a_lasting_run_that_gives_up_has_the_latest_state_and_says_that_none_las
     assert "9 of 10 records are forgotten" in end.text
 
 
-@pytest.mark.parametrize(("found", "rehearsals", "demand", "growth"), [
-    ([(9, START + 0.01)] * 2, [(9, 7), (9, 8)], 1.25 * 0.5, 1),  # has lasted once: as it is
-    ([(9, START + 0.06), (3, START + 0.06)], [(9, 7)], 0.5, 0.75),  # loses a share it had reached
-    ([high(1), high(2)], [], 0.5, 1),  # ahead it needs them as high
-])  # fmt: skip
-def test_a_lasting_run_changes_demand_and_rate_by_what_lasts(found, rehearsals, demand, growth):
-    work = Work(*found, rehearsals=rehearsals).start()
-    work.step()
-    before = work.controller.rate
-    work.step()
-    assert work.demand == pytest.approx(demand)
-    assert work.controller.rate == pytest.approx(growth * before)
-
-
 @pytest.mark.parametrize(("rehearses_at", "steps"), [(None, [0, 3, 6, 8]), (4, [0, 3, 4])])
 def test_it_measures_at_its_interval_at_the_last_step_and_where_it_rehearses(rehearses_at, steps):
     """A lasting run rehearses where the point ahead is at the end of a retain cycle."""
-    found = [(9 if rehearses_at else 1, START + 0.06)] * 3
+    found = [(9 if rehearses_at else 1, 0.06)] * 3
     work = Work(*found, rehearsals=rehearses_at and [(9, 9)])
     work.controller.every, work.state.max_steps = 3, 8
     work.start()
@@ -469,7 +438,7 @@ def test_it_measures_at_its_interval_at_the_last_step_and_where_it_rehearses(reh
 
 
 def test_a_state_is_the_last_only_if_the_loss_of_all_retain_records_is_within_the_budget():
-    found = [(5, START), (9, START + 0.07), (9, START + 0.06), (9, START + 0.05)]
+    found = [(5,), (9, 0.07), (9, 0.06), (9, 0.05)]
     work = Work(*found).start()
     work.rises, logged = [0.12, 0.09], []
     for _ in range(4):
@@ -482,7 +451,7 @@ def test_a_state_is_the_last_only_if_the_loss_of_all_retain_records_is_within_th
     assert work.controller.reached
     assert (work.weights, work.demand) == (4, 0.5 / 4)  # halved at rises of 0.12 and 0.11
     assert "retain loss +0.0900 of +0.1 allowed" in work.ends[0].text
-    work = Work((5, START), *[(9, START + 0.07)] * 40)
+    work = Work((5,), *[(9, 0.07)] * 40)
     work.rises = [0.12]
     assert (work.run().weights, work.controller.reached) == (1, False)
 
@@ -497,7 +466,7 @@ def test_a_state_is_the_last_only_if_the_loss_of_all_retain_records_is_within_th
 def test_where_some_retain_records_cannot_tell_all_decide_if_a_better_state_is_within_the_budget(
     rise, rise_of_all, kept, measured
 ):
-    work = Work((3, START + 0.03), (6, START + rise, 0.1, 2.0, 0.05)).start()
+    work = Work((3, 0.03), (6, rise, 0.1, 2.0, 0.05)).start()
     work.rises = [rise_of_all]
     work.step()
     work.step()
@@ -505,41 +474,23 @@ def test_where_some_retain_records_cannot_tell_all_decide_if_a_better_state_is_w
     assert work.controller.history[-1].get("retain_rise") == (rise_of_all if measured else None)
     now = (work.controller.figures()["retain_rise"], rise_of_all if measured else rise)
     assert now[0] == pytest.approx(now[1])
-    often = Work(*[(3 + n, START + 0.07, 0.1, 2.0, 0.05) for n in range(4)]).start()
+    often = Work(*[(3 + n, 0.07, 0.1, 2.0, 0.05) for n in range(4)]).start()
     often.rises, often.steps_between_all = [0.07] * 4, 2
     for _ in range(4):
         often.step()
     rows = often.controller.history
     assert ["retain_rise" in row for row in rows] == [False, False, True, False, True]
     assert often.controller.steps_of_best == 4, "what has not been measured is not kept"
-    worse = Work((3, START + 0.03), (2, START + 0.09, 0.1, 2.0, 0.05)).start()
+    worse = Work((3, 0.03), (2, 0.09, 0.1, 2.0, 0.05)).start()
     worse.rises = [0.2]
     worse.step()
     worse.step()
     assert worse.rises == [0.2], "all are measured for a state to keep alone"
 
 
-def test_what_is_too_dear_by_all_retain_records_is_told_with_their_cost():
-    work = Work((3, START + 0.03), (9, START + 0.08))
-    work.state.max_steps, work.rises = 2, [0.11, 0.01]  # reached by some; at the end
-    [end] = work.run().ends
-    assert "retain loss +0.0100 of +0.1 allowed; 9 were at step 2, for +0.1100" in end.text
-
-
-@pytest.mark.parametrize("gives_up", [True, False])
-def test_the_cost_of_a_missed_goal_is_that_of_all_retain_records(gives_up):
-    work = Work((5, START + 0.06), *[(4, START + 0.06)] * (30 if gives_up else 1))
-    work.state.max_steps, work.rises = (1000 if gives_up else 2), [0.15]
-    [end] = work.run().ends
-    assert "5 of 10 records are forgotten" in end.text
-    assert "retain loss +0.1500 of +0.1 allowed" in end.text, "though some records rise by 0.06"
-
-
 def test_what_is_measured_is_the_mean_of_the_weights_since_the_last_measurement():
-    for rehearsals, weights in ((None, 5.0), ([], 6.0)):
-        work = Work((1, START + 0.06), (1, START + 0.06), rehearsals=rehearsals).start()
-        if rehearsals is not None:
-            work.lookahead.at_the_end_of_a_retain_cycle = False
+    for how, weights in (({}, 5.0), (BETWEEN, 6.0)):
+        work = Work((1, 0.06), (1, 0.06), **how).start()
         work.controller.every = 3
         for _ in range(6):
             work.step()
@@ -548,7 +499,7 @@ def test_what_is_measured_is_the_mean_of_the_weights_since_the_last_measurement(
 
 
 def test_weights_that_are_not_finite_do_not_stay_in_the_mean():
-    work = Work((1, START + 0.06), (1, math.nan), (2, START + 0.06)).start()
+    work = Work((1, 0.06), (1, math.nan), (2, 0.06)).start()
     work.step()
     with torch.no_grad():
         work.pair.parameters[0].fill_(math.nan)
@@ -558,9 +509,8 @@ def test_weights_that_are_not_finite_do_not_stay_in_the_mean():
 
 
 def test_a_lasting_run_keeps_the_latest_state_at_the_goal_and_counts_its_patience_in_cycles():
-    found = [(9, START + 0.06), (8, START + 0.07), (7, START + 0.05), *[STUCK] * 60]
-    work = Work(*found, rehearsals=[]).start()
-    work.lookahead.at_the_end_of_a_retain_cycle = False
+    found = [(9, 0.06), (8, 0.07), (7, 0.05), *[STUCK] * 60]
+    work = Work(*found, **BETWEEN).start()
     for _ in range(40):
         work.step()
     assert not work.ends
@@ -572,7 +522,7 @@ def test_a_lasting_run_keeps_the_latest_state_at_the_goal_and_counts_its_patienc
 
 
 def test_a_lasting_run_that_misses_its_goal_names_what_stayed_forgotten_and_when():
-    work = Work((9, START), (9, START), rehearsals=[(9, 4)])
+    work = Work((9,), (9,), rehearsals=[(9, 4)])
     work.state.max_steps = 2
     work.start().step()
     work.lookahead.at_the_end_of_a_retain_cycle = False
@@ -583,7 +533,7 @@ def test_a_lasting_run_that_misses_its_goal_names_what_stayed_forgotten_and_when
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_run_that_is_resumed_goes_on_alike(every):
-    found = [(1, START + 0.03), (2, START + 0.2), (2, START + 0.7), STUCK, (4, START + 0.01), STUCK]
+    found = [(1, 0.03), (2, 0.2), (2, 0.7), STUCK, (4, 0.01), STUCK]
     constraint = SimpleNamespace(some_demand_is_free=torch.tensor(True))
     whole = Work(*found).start()
     whole.controller.every = every
@@ -614,44 +564,6 @@ def test_the_first_rate_is_a_small_part_of_the_size_of_weights_of_matrices():
     assert first_rate([matrix, torch.full((7,), 100.0)]) == pytest.approx(0.002)
     assert first_rate([torch.full((7,), 100.0)]) == pytest.approx(0.4)
     assert first_rate([matrix, torch.zeros(5, 2)]) == 5e-4, "a new adapter has no size yet"
-
-
-def test_without_a_budget_a_small_rise_is_repaired_and_not_gone_back_from():
-    work = Work((6, START + 0.05))
-    work.controller.budget = 0.0
-    work.run()
-    assert (work.weights, work.demand) == (1, 0.25)
-    assert work.controller.rate == work.controller._first_rate
-
-
-def test_the_rate_has_a_floor():
-    work = Work(*[(1, math.nan)] * 6).run()
-    assert work.controller.rate == work.controller._first_rate / 16
-
-
-def test_at_the_least_demand_a_rise_within_the_budget_is_no_reason_to_go_back():
-    rises = [(2, 0.06), (5, 0.15), (4, 0.2), (4, 0.05), (4, 0.06)]
-    work = Work(*[(count, START + rise) for count, rise in rises]).run()
-    assert (work.demand, work.weights) == (LEAST_DEMAND, 5)
-
-
-def test_a_lasting_run_goes_back_even_where_half_of_what_was_missing_is_done():
-    found = [(6, START + 0.11 + 0.01 * n) for n in range(5)]
-    work = Work(*found, rehearsals=[]).run()
-    assert (work.weights, work.restarts) == (0, [5])
-
-
-@pytest.mark.parametrize(("at_the_end", "growth"), [(True, 1.5), (False, 1.0)])
-def test_a_lasting_run_speeds_up_at_the_end_of_a_cycle_while_it_is_cheap(at_the_end, growth):
-    work = Work((3, START + 0.01), rehearsals=[]).start()
-    work.lookahead.at_the_end_of_a_retain_cycle = at_the_end
-    work.step()
-    assert work.controller.rate == pytest.approx(growth * work.controller._first_rate)
-
-
-def test_progress_too_small_to_count_does_not_renew_the_patience():
-    work = Work(*[(3, START + 0.07, 0.1 + 1e-4 * n) for n in range(40)]).run()
-    assert len(work.controller.history) == 1 + 31
 
 
 def test_a_second_run_begins_with_the_first_demand():
