@@ -212,6 +212,7 @@ unlern:|  seed: 1 => run.yaml has the unknown setting 'unlern'; did you mean unl
 seed: [[1], 2] => run.yaml has nested values under seed; give one value, or a list
 seed: \xff => run.yaml is not valid YAML: unacceptable character #x00ff: invalid start byte
 seed: 1|keep: ] => run.yaml is not valid YAML, line 2: expected the node content, but found ']'
+seed: !!python/object/apply:os.mkdir [ran] => argument --seed: invalid int value: 'ran'
 magic: 1 => run.yaml has the unknown setting 'magic'; see hamu unlearn --help-all
 [[[ => run.yaml is not valid YAML: maximum recursion
 """))  # fmt: skip

@@ -104,12 +104,6 @@ def test_a_model_that_is_a_pickle_is_refused_with_the_way_out(refused, settings,
         assert "save it again with save_pretrained" in line
 
 
-def test_arrays_of_objects_are_not_read(refused):
-    np.savez("a.npz", images=np.array([Path()] * 6), labels=np.zeros(6, int))
-    line = refused(f"evaluate {IMAGES} --output_dir out")
-    assert "a.npz cannot be read as npz: Object arrays cannot be loaded" in line
-
-
 def test_a_checkpoint_with_a_pickle_in_it_is_refused_even_if_it_is_sealed(sh, refused):
     assert sh(f"unlearn {IMAGES} {SAVING} --output_dir out")[0] == 0
     shutil.rmtree("out/checkpoint-2")
@@ -207,12 +201,6 @@ def test_code_that_comes_with_a_model_runs_only_by_a_flag(sh, refused, monkeypat
     assert "which is not run" not in said("verify out --trust_remote_code", runs=True)
     assert "left out what the models say" in said("report out", runs=False)
     said("report out --trust_remote_code", runs=True)
-
-
-def test_a_config_is_data(sh):
-    Path("run.yaml").write_text("seed: !!python/object/apply:os.mkdir [ran]")
-    assert sh(f"unlearn {IMAGES} {STEPS} --config run.yaml --output_dir out")[0] in (0, 2)
-    assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize("command", ["train", "unlearn", "assess", "evaluate"])

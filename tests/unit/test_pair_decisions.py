@@ -212,29 +212,27 @@ def test_a_method_whose_weights_are_not_finite_is_named(weight):
     assert step.reason == "a gradient is not finite"
 
 
-@pytest.mark.parametrize("weights", [
-    (torch.ones(2), -torch.ones(1)), (1.0, -1.0), (torch.tensor(1.0), torch.ones(2)),
-])  # fmt: skip
-def test_a_method_whose_weights_are_not_one_to_a_block_is_named(weights, monkeypatch):
-    monkeypatch.setattr(Own, "weigh", lambda self, gram: Weights(*weights))
-    with pytest.raises(HamuError, match="own gave no Weights with one for each of 2 blocks"):
-        combine(Own(), *vectors())
+NOT_ONE_EACH = "own gave no Weights with one for each of 2 blocks"
 
 
-@pytest.mark.parametrize(("attribute", "value", "missing"), [
-    ("constrained", "forget", "constraint"), ("first_memory", (1.0,), "memory"),
+def weighing(*weights):
+    return lambda self, gram: Weights(*weights)
+
+
+@pytest.mark.parametrize(("attribute", "value", "message"), [
+    ("weigh", weighing(torch.ones(2), -torch.ones(1)), NOT_ONE_EACH),
+    ("weigh", weighing(1.0, -1.0), NOT_ONE_EACH),
+    ("weigh", weighing(torch.tensor(1.0), torch.ones(2)), NOT_ONE_EACH),
+    ("constrained", "forget", "own gave Weights without constraint; let weigh set it"),
+    ("first_memory", (1.0,), "own gave Weights without memory; let weigh set it"),
+    ("name", None, "the class Own has no name; give it one"),
 ])  # fmt: skip
 def test_a_method_that_leaves_out_what_it_announces_is_named(
-    attribute, value, missing, monkeypatch
+    attribute, value, message, monkeypatch
 ):
     monkeypatch.setattr(Own, attribute, value)
-    retain, forget = vectors()
-    pair = PairedGradients(Holder(retain), Own())
-    with pytest.raises(HamuError, match=f"own gave Weights without {missing}; let weigh set it"):
-        step_of(pair, retain, forget, losses=torch.ones(2))
-    monkeypatch.setattr(Own, "name", None)
-    with pytest.raises(HamuError, match="the class Own has no name; give it one"):
-        PairedGradients(Holder(retain), Own())
+    with pytest.raises(HamuError, match=message):
+        combine(Own(), *vectors(), losses=torch.ones(2))
 
 
 def test_what_a_methods_own_code_raises_names_the_method(monkeypatch):
@@ -276,12 +274,19 @@ def test_of_a_clamped_demand_the_thresholds_are_those_of_the_whole_reach(method)
     assert status.direct_threshold.item() == pytest.approx(-math.sqrt(5.0 * 10.0))
 
 
-def test_a_step_abandoned_with_a_disabled_scaler_leaves_no_gradient():
-    retain, _ = vectors()
-    pair = PairedGradients(Holder(retain), HamuQ(0.3, **RELATIVE))
-    collect(pair, "retain", retain)
-    pair.abandon(torch.amp.GradScaler("cpu", enabled=False))
-    assert all(p.grad is None for p in pair.parameters)
+@pytest.mark.parametrize("enabled", [False, True])
+def test_an_abandoned_step_leaves_the_weights(enabled):
+    """An abandoned step leaves an enabled scaler NaN, at which it passes over the step."""
+    both = vectors()
+    pair = PairedGradients(Holder(both[0]), HamuQ(0.3, **RELATIVE))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=enabled)
+    scaler.scale(torch.ones(()))  # as a loss
+    for side, grads in zip(("retain", "forget"), both, strict=True):
+        collect(pair, side, grads)
+    pair.abandon(scaler)
+    assert enabled or all(p.grad is None for p in pair.parameters)
+    scaler.step(torch.optim.SGD(pair.parameters, lr=1.0))
+    assert not flat(pair.parameters).any()
 
 
 @pytest.mark.parametrize("keep", [("retain",), ("forget",), ("retain", "forget")])

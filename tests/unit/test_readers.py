@@ -282,6 +282,7 @@ DEEP = Image.fromarray(np.full((5, 5), 300, np.int32))
         (with_arrays(images=PIXELS / 255), {}, "have type float64"),
         (with_arrays(images=PIXELS[:0], labels=LABELS[:0]), {}, "is empty: it has no images"),
         (with_arrays(), {"label_column": "kind"}, "no label column 'kind', but images, labels; gi"),
+        (with_arrays(images=np.array([None] * 6)), {}, "as npz: Object arrays cannot be loaded"),
         (damaged("a.npz", b"PK\5\6" + bytes(18)), {}, r"a\.npz has no image column"),
         (
             damaged("a.csv", b"q,a\n?,!"),
