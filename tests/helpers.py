@@ -129,6 +129,16 @@ def hamu_u_update(g_r, g_f, U, R):
     return -U / g_r.norm() ** 2 * g_r + root * perpendicular / perpendicular.norm(), False
 
 
+def state_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def is_as(model, state):
+    """True if parameters and buffers are those of this state, to the last bit."""
+    now = model.state_dict()
+    return now.keys() == state.keys() and all(map(torch.equal, now.values(), state.values()))
+
+
 def weights(model):
     """All parameters of a model as one float64 vector."""
     return flat(model.parameters())

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
+from hamu.data import ImageData, TextRecords, encode, read_text
 from hamu.evaluation import TokenPredictions
 from hamu.models import SmallResNet, SmallResNetConfig
 from hamu.models.language import AdapterSettings, new_language_model, new_tokenizer, with_adapter
@@ -59,6 +60,27 @@ def small_vision_transformer(**settings):
     sizes = dict.fromkeys(("hidden_size", "intermediate_size", "image_size"), 8)
     sizes |= {"num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 4}
     return ViTForImageClassification(ViTConfig(**sizes | settings))
+
+
+def small_texts():
+    """A tiny Llama, its tokenizer, and 24 records as its tokens."""
+    records = read_text("miniature").select(range(24))
+    tokenizer = new_tokenizer((one.prompt + one.answer for one in records.records), 400)
+    torch.manual_seed(0)
+    return new_language_model(tokenizer, hidden=16, layers=1), tokenizer, encode(records, tokenizer)
+
+
+def drawn_images(count, seed=0, *, size=4, label=None):
+    """Grey images of three classes; their labels are drawn too unless one is given."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (count, 1, size, size), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    labels = labels if label is None else torch.full((count,), label)
+    return ImageData(pixels, labels, ("a", "b", "c"), "made", torch.arange(count))
+
+
+def text_records(*records, source="these"):
+    return TextRecords(tuple(records), source, torch.arange(len(records)))
 
 
 def token_predictions(losses, expected=-1.0, spread=1.0):

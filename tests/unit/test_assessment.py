@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from helpers import gram_at, hamu_q_update
+from helpers import gram_at, hamu_q_update, is_as, state_of
 from torch import nn
 from torch.utils.data import Dataset, default_collate
 
@@ -268,11 +268,10 @@ def test_nothing_is_changed():
     model[1].eval()
     modes = [module.training for module in model.modules()]
     model[0].weight.grad = torch.ones_like(model[0].weight)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    random = torch.get_rng_state()
+    before, random = state_of(model), torch.get_rng_state()
     assessed(model=model)
     assert torch.equal(torch.get_rng_state(), random)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert is_as(model, before)
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
     assert model[0].bias.grad is None

@@ -9,13 +9,15 @@ from fnmatch import fnmatchcase
 
 import pytest
 import torch
+from helpers import is_as, state_of
 from peft import LoraConfig, get_peft_model
 from run_files import write_rows
+from small_models import drawn_images, small_texts
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hamu import HamuError
-from hamu.data import ImageData, encode, read_text
+from hamu.data import encode, read_text
 from hamu.evaluation import (
     AttackData,
     AttackResult,
@@ -40,14 +42,6 @@ QUICK = {"attack_steps": 6, "attack_seeds": 2, "attack_batch_size": 8}
 FEW_STEPS = AttackSettings(**QUICK)
 
 
-def images(count, label=None, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
-    labels = torch.randint(0, 3, (count,), generator=generator)
-    labels = labels if label is None else torch.full((count,), label)
-    return ImageData(pixels, labels, ("a", "b", "c"), "made", torch.arange(count))
-
-
 @pytest.fixture
 def classifier():
     """All that training moves: dropout's random state, running statistics, a frozen parameter."""
@@ -60,26 +54,14 @@ def classifier():
 
 @pytest.fixture
 def data():
-    return AttackData(images(40), images(30, label=1, seed=1))
+    return AttackData(drawn_images(40), drawn_images(30, 1, label=1))
 
 
 @pytest.fixture(scope="module")
 def texts():
-    records = read_text("miniature").select(range(24))
-    tokenizer = new_tokenizer((one.prompt + one.answer for one in records.records), 400)
-    torch.manual_seed(0)
-    model = new_language_model(tokenizer, hidden=16, layers=1)
-    encoded = encode(records, tokenizer)
+    model, tokenizer, encoded = small_texts()
     parts = [encoded.select(range(*ends)) for ends in ((0, 10), (10, 18), (18, 24))]
     return model, AttackData(parts[0], parts[1], 8, parts[2], tokenizer)
-
-
-def state_of(model):
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def is_same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_model_its_mode_and_the_random_state_are_as_before(classifier, data):
@@ -88,14 +70,14 @@ def test_the_model_its_mode_and_the_random_state_are_as_before(classifier, data)
     modes = [module.training for module in classifier]
     before, random = state_of(classifier), torch.get_rng_state()
     attack(classifier, data, FEW_STEPS)
-    assert is_same(before, state_of(classifier)), "parameters and buffers, to the last bit"
+    assert is_as(classifier, before), "parameters and buffers, to the last bit"
     assert [module.training for module in classifier] == modes
     assert torch.equal(classifier[0].weight.grad, grad)
     assert torch.equal(random, torch.get_rng_state())
     data.retain.labels[:] = -7  # no class
     with pytest.raises(IndexError):
         attack(classifier, data, FEW_STEPS)
-    assert is_same(before, state_of(classifier)), "when an attack fails too"
+    assert is_as(classifier, before), "when an attack fails too"
 
 
 def test_a_seed_gives_the_same_curves_and_another_seed_others(classifier, data):
@@ -157,11 +139,14 @@ def test_the_rate_is_that_of_the_kind_of_model(kind, rate, classifier, data, tex
 
 
 def test_a_small_forget_set_is_halved_and_a_single_record_is_not_relearned(classifier, data):
-    three = attack(classifier, replace(data, forget=images(3, 1)), FEW_STEPS)
+    three = attack(classifier, replace(data, forget=drawn_images(3, label=1)), FEW_STEPS)
     assert three.records == {"forget": 3, "measured": 3, "relearned": 1}
     few = replace(FEW_STEPS, attacks="relearn-few")
-    assert attack(classifier, replace(data, forget=images(3, 1)), few).records["measured"] == 2
-    one = attack(classifier, replace(data, forget=images(1, 1)), FEW_STEPS)
+    assert (
+        attack(classifier, replace(data, forget=drawn_images(3, label=1)), few).records["measured"]
+        == 2
+    )
+    one = attack(classifier, replace(data, forget=drawn_images(1, label=1)), FEW_STEPS)
     assert list(one.outcomes) == ["relearn-retain"]
     assert "two forgotten records" in one.skipped["relearn-few"]
 

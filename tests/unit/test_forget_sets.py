@@ -8,12 +8,12 @@ import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
+from small_models import drawn_images, text_records
 
 from hamu import HamuError
 from hamu.data import (
     ImageData,
     TextRecord,
-    TextRecords,
     draw_positions,
     forget_class,
     forget_data,
@@ -26,16 +26,13 @@ from hamu.data import (
 
 
 def texts(*pairs):
-    records = tuple(TextRecord(prompt, answer, {}) for prompt, answer in pairs)
-    return TextRecords(records, "here", torch.arange(len(pairs)))
+    return text_records(*(TextRecord(prompt, answer, {}) for prompt, answer in pairs))
 
 
 @pytest.fixture
 def train():
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (300, 1, 4, 4), dtype=torch.uint8, generator=generator)
     labels = torch.arange(300) % 3
-    return ImageData(pixels, labels, ("cat", "dog", "owl"), "here", torch.arange(300))
+    return replace(drawn_images(300), labels=labels, classes=("cat", "dog", "owl"), source="here")
 
 
 @pytest.mark.parametrize(
@@ -68,8 +65,7 @@ def test_rho_one_draws_from_all_classes_alike_by_the_seed(train):
 
 @pytest.mark.parametrize("column", ["user-id", "a.b c", "who"])
 def test_a_filter_takes_a_column_of_any_name(column):
-    records = tuple(TextRecord("q", "a", {column: value}) for value in ("1", "a=b", "1"))
-    texts = TextRecords(records, "here", torch.arange(3))
+    texts = text_records(*(TextRecord("q", "a", {column: one}) for one in ("1", "a=b", "1")))
     assert matching(texts, f"{column} = 1") == [0, 2]
     assert matching(texts, f"{column}!=1") == matching(texts, f"{column}~=b") == [1]
 
@@ -79,7 +75,7 @@ def test_a_record_is_found_in_every_form_of_its_letters_and_with_other_white_spa
     records = [TextRecord(f"Who is {name}?", f" {name}.", {"who": name}) for name in names]
     prompt = f" {records[0].prompt} ".replace("is ", " is\r\n")
     spaced = replace(records[0], prompt=prompt, answer=f"{records[0].answer} ")
-    train = TextRecords((*records, spaced), "here", torch.arange(4))
+    train = text_records(*records, spaced)
     problem = forget_data(train, None, train.select([0]))
     assert problem.retain.rows.tolist() == [2]
     for form in ("NFC", "NFD"):

@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from small_models import drawn_images
 from torch import nn
 from torch.nn import functional as F
 
 from hamu import HamuError, UnlearnConfig
-from hamu.data import ImageData, UnlearningData
+from hamu.data import UnlearningData
 from hamu.files import LAYERS
 from hamu.models.classifiers import new_classifier
 from hamu.unlearning.run_folder import RunFolder
@@ -18,8 +19,7 @@ from hamu.unlearning.trainer.trainer import quiet_trainer
 
 @pytest.fixture
 def data():
-    pixels = torch.randint(0, 256, (24, 1, 4, 4), dtype=torch.uint8)
-    return ImageData(pixels, torch.arange(24) % 3, ("a", "b", "c"), "none", torch.arange(24))
+    return drawn_images(24)
 
 
 @pytest.fixture

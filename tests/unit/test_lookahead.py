@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import is_as, state_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -61,14 +62,6 @@ def joined(parts):
     return {name: torch.cat([one[name] for one in parts]) for name in ("pixel_values", "labels")}
 
 
-def state(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def is_as(model, before):
-    return all(value.equal(before[name]) for name, value in model.state_dict().items())
-
-
 def alike(ours, theirs, **within):
     """True if all these tensors are close, by default equal bit by bit."""
     within = within or {"rtol": 0, "atol": 0}
@@ -82,7 +75,7 @@ def point(lookahead, model):
 
 def test_a_gradient_is_taken_at_the_point_ahead_and_the_weights_stay(made):
     model, loss, lookahead = made
-    before, versions = state(model), [p._version for p in model.parameters()]
+    before, versions = state_of(model), [p._version for p in model.parameters()]
     addresses = [p.data_ptr() for p in model.parameters()]
     for step in range(5):
         lookahead.advance([(batch("retain", 4, step), batch("forget", 4, step))])
@@ -190,14 +183,14 @@ def test_a_restart_begins_with_retain_records_alone(made):
 def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
     model, _, lookahead = made
     lookahead.advance([(batch("retain", 4), batch("forget", 4))])
-    before, ahead = state(model), point(lookahead, model)
+    before, ahead = state_of(model), point(lookahead, model)
     modes = [m.training for m in model.modules()]
     versions = [p._version for p in model.parameters()]
     batches = [batch("retain", 8, seed) for seed in range(3)]
     *_, copy = fine_tuned(new_model(), batches)
     try:
         with lookahead.rehearsed(batches):
-            inside = state(model)
+            inside = state_of(model)
             assert alike(inside.values(), copy.state_dict().values(), atol=1e-6), "as Adam would"
             assert all(m.training for m in model.modules()), "BatchNorm's statistics are trained"
             if breaks:
@@ -214,7 +207,7 @@ def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
 
 def test_a_loss_ahead_that_is_not_finite_is_an_error_and_the_weights_stay(made):
     model, loss, lookahead = made
-    before = state(model)
+    before = state_of(model)
     loss.factor = float("nan")
     with pytest.raises(HamuError, match=r"a step ahead is nan; lower --lookahead_rate 0.01 or"):
         lookahead.advance([(batch("retain", 4), batch("forget", 4))])

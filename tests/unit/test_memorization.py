@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 import torch
-from small_models import token_predictions
+from small_models import text_records, token_predictions
 
-from hamu.data import TextRecord, TextRecords, encode, read_text
+from hamu.data import TextRecord, encode, read_text
 from hamu.evaluation import open_unlearning
 from hamu.evaluation.answers import rouge_l
 from hamu.evaluation.memorization import (
@@ -58,8 +58,7 @@ def test_verbmem_continues_half_of_a_text_and_all_of_a_longer_prompt(tokenizer):
     model = new_language_model(tokenizer, hidden=32, layers=1)
     data = [TextRecord("", text, {}) for text in TEXTS[:3]]
     data += [TextRecord(TEXTS[3] + TEXTS[4], " Ness.", {}), TextRecord("", "a", {})]
-    records = TextRecords(tuple(data), "these", torch.arange(len(data)))
-    encoded = encode(records, tokenizer)
+    encoded = encode(text_records(*data), tokenizer)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(40):
         for ids in encoded.tokens:

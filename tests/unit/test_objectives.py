@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from helpers import is_as, state_of
 from torch import nn
 
 from hamu import HamuError
@@ -127,10 +128,9 @@ def test_the_original_predicts_as_a_copy_made_before_training_would():
             model(batch["pixel_values"] + 1)
             for parameter in filter(lambda p: p.requires_grad, model.parameters()):
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = state_of(model)
     torch.testing.assert_close(original.logits(batch), twin(batch["pixel_values"]).detach())
-    after = model.state_dict()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert is_as(model, before)
     assert all(module.training for module in model.modules())
     assert "5.bias" not in original._original, "what is frozen is shared"
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from small_models import text_records
 
 from hamu import HamuError
-from hamu.data import ImageData, TextRecord, TextRecords
+from hamu.data import ImageData, TextRecord
 from hamu.models.storage import folder_of
 from hamu.unlearning.record.inputs import order_digest, row_digests, weights_digest
 
@@ -17,8 +18,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (4, 3, 5, 4), dtype=np.uint8)
 
 
 def records(*rows):
-    texts = tuple(TextRecord(row["question"], row["answer"], row) for row in rows)
-    return TextRecords(texts, "somewhere", torch.arange(len(rows)))
+    return text_records(*(TextRecord(row["question"], row["answer"], row) for row in rows))
 
 
 def images(pixels, labels, classes=("cat", "dog")):

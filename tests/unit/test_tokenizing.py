@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 import pytest
-import torch
+from small_models import text_records
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -15,7 +15,7 @@ from tokenizers import (
 )
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from hamu.data import TextRecord, TextRecords, encode
+from hamu.data import TextRecord, encode
 from hamu.models.language import new_tokenizer
 
 CORPUS = [
@@ -58,12 +58,8 @@ def tokenizer(request):
     return sentencepiece_like(*request.param)
 
 
-def texts(*records):
-    return TextRecords(tuple(records), "these", torch.arange(len(records)))
-
-
 def pieces(tokenizer, record, **options):
-    data = encode(texts(record), tokenizer, **options)
+    data = encode(text_records(record), tokenizer, **options)
     found = tokenizer.convert_ids_to_tokens(data.tokens[0].tolist())
     return found[: data.scored_from[0]], found[data.scored_from[0] :]
 
@@ -103,7 +99,7 @@ def test_a_prompt_keeps_its_own_tokens_where_one_would_stand_across_the_border()
     prompt, answer = "Question: who?\nAns", "wer: nobody"
     alone, rest, whole = tokenizer([prompt, answer, prompt + answer])["input_ids"]
     assert whole[: len(alone)] != alone
-    data = encode(texts(TextRecord(prompt, answer, {})), tokenizer)
+    data = encode(text_records(TextRecord(prompt, answer, {})), tokenizer)
     assert data.prompt(0).tolist() == alone
     assert data.tokens[0].tolist() == [*alone, *rest, tokenizer.eos_token_id]
 
