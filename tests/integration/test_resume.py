@@ -130,8 +130,6 @@ def whole(unlearn, tmp_path_factory):
         (6, signal.SIGTERM, UNDONE),
         (2, signal.SIGTERM, ("--method", "kl", "--gradient_accumulation_steps", "2")),
         (5, signal.SIGTERM, BEST_OF_SAVED),
-        (3, signal.SIGTERM, ("--method", "pdu")),
-        (3, signal.SIGTERM, ("--method", "gru-ema")),
     ],
 )
 def test_a_signal_saves_and_the_resumed_run_ends_alike(
