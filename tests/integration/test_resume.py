@@ -471,18 +471,18 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(tmp_path, whole
     assert outcome(tmp_path / "run") == whole(*ADAM)
 
 
-@pytest.mark.parametrize("lost", ["model", "evaluation.json"])
-def test_a_complete_run_makes_again_what_it_has_lost(tmp_path, whole, broken, resume, lost):
+def test_a_complete_run_makes_again_what_it_has_lost(tmp_path, whole, broken, resume):
     broken(2, *EVERY_STEP, *ADAM)
     assert resume()[0] == 0
-    remove_whole(tmp_path / "run" / lost)
-    assert resume()[0] == 0
-    assert outcome(tmp_path / "run") == whole(*ADAM)
+    for lost in ("model", "evaluation.json"):
+        remove_whole(tmp_path / "run" / lost)
+        assert resume()[0] == 0
+        assert outcome(tmp_path / "run") == whole(*ADAM)
 
 
 @FORKS
 def test_runs_that_are_killed_end_alike(unlearn, few_digits, tmp_path, monkeypatch):
-    """With SIGKILL, four times each, at random moments."""
+    """With SIGKILL, twice each, at random moments."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import kill_resume
 
@@ -496,6 +496,6 @@ def test_runs_that_are_killed_end_alike(unlearn, few_digits, tmp_path, monkeypat
         kill_resume.command([name, *asked, "--output_dir", str(tmp_path / f"{name} whole")])
         seconds = time.monotonic() - begin
         broken = tmp_path / f"{name} broken"
-        killed = kill_resume.run_with_kills(case, broken, 4, seconds, random.Random(0))
+        killed = kill_resume.run_with_kills(case, broken, 2, seconds, random.Random(0))
         assert killed > 0
         assert kill_resume.ends_alike(tmp_path / f"{name} whole", broken) == []
