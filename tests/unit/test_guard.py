@@ -175,20 +175,15 @@ def test_a_step_that_kept_nothing_is_refused_before_the_weights_move():
 def test_methods_and_optimizers_that_cannot_be_guarded_are_named():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1)
+    pair = PairedGradients(model, build_method("gdiff"))
     with pytest.raises(HamuError, match="gdiff promises nothing"):
-        StepGuard(PairedGradients(model, build_method("gdiff")), optimizer)
+        StepGuard(pair, optimizer)
+    pair.layout.is_whole = False  # it would sum over all processes what each of them measured whole
+    with pytest.raises(HamuError, match="leave it out, or sharding and split pairing"):
+        StepGuard(pair, optimizer, correct_steps=False)
     some = torch.optim.SGD(list(model.parameters())[1:], lr=1)
     with pytest.raises(HamuError, match="not in the optimizer"):
         StepGuard(PairedGradients(model, HamuQ()), some)
-
-
-def test_a_guard_of_parts_is_refused_also_where_it_keeps_nothing():
-    """It would sum over all processes what each of them has measured whole."""
-    model = network()
-    pair = PairedGradients(model, build_method("gdiff"))
-    pair.layout.is_whole = False
-    with pytest.raises(HamuError, match="leave it out, or sharding and split pairing"):
-        StepGuard(pair, torch.optim.SGD(model.parameters(), lr=1), correct_steps=False)
 
 
 @pytest.mark.parametrize("rate", [1e-2, 1e-5])

@@ -160,25 +160,19 @@ def test_the_original_gives_back_what_stands_in_several_places():
     assert len({copy.data_ptr() for copy in original._original.values()}) == 2
 
 
-@pytest.mark.parametrize("length", [5, 3])
-def test_predictions_that_are_not_at_the_tokens_are_refused(length):
-    with pytest.raises(HamuError, match=f"predicts at {length} places of a text of 4 tokens; one"):
-        Scored.of(torch.zeros(2, length, 7), torch.zeros(2, 4, dtype=torch.long))
+NO_CLASS = r"do not fit logits of shape \(2, 7\); give a whole num"
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        torch.rand(2, 7),
-        torch.ones(2, 7).long(),
-        torch.rand(2),
-        torch.ones(1).long(),
-    ],
-)
-def test_labels_that_are_no_class_numbers_are_refused(labels):
-    """Of shape [2, 7] they would pass for those of texts."""
-    with pytest.raises(HamuError, match=r"do not fit logits of shape \(2, 7\); give a whole num"):
-        Scored.of(torch.zeros(2, 7), labels)
+@pytest.mark.parametrize(("logits", "labels", "message"), [
+    *((torch.zeros(2, length, 7), torch.zeros(2, 4).long(), f"at {length} places of a text of 4 tokens; one")
+      for length in (5, 3)),
+    # labels of shape [2, 7] would pass for those of texts
+    *((torch.zeros(2, 7), labels, NO_CLASS)
+      for labels in (torch.rand(2, 7), torch.ones(2, 7).long(), torch.rand(2), torch.ones(1).long())),
+])  # fmt: skip
+def test_predictions_and_labels_that_do_not_fit_are_refused(logits, labels, message):
+    with pytest.raises(HamuError, match=message):
+        Scored.of(logits, labels)
 
 
 @pytest.mark.parametrize("name", ["kl_to_original", "scrub_retain", "npo", "undial", "dpo"])

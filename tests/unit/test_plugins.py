@@ -11,12 +11,13 @@ from doc_blocks import install
 from hamu import HamuError, HamuQ, build_method
 from hamu.cli import main, run_experiments
 from hamu.core import plugins
-from hamu.core.methods import method_classes, method_rows
+from hamu.core.methods import method_rows
 from hamu.core.objectives import build_objective
 from hamu.evaluation.reports import build_metrics, further_figures
 
 METRICS = """
 import torch
+from hamu.core.methods.base import Method
 
 class Good:
     name = "good"
@@ -50,6 +51,16 @@ class Demanding(Good):
     stopping_rule = needs_original = None  # as a Method and an Objective have them
     def __init__(self, something):
         pass
+
+class NoPass(Method):
+    name = "no-pass"
+    retain_objective = forget_objective = None
+    weigh = None
+
+class WrongMean(Method):
+    name = "wrong-mean"
+    retain_decay = 2.0
+    weigh = None
 
 nameless = 3
 """
@@ -91,25 +102,26 @@ def test_a_class_that_is_asked_for_and_cannot_be_had_is_named(package, kind, val
         ASKS[kind](name)
 
 
-OWN = """
-from hamu.core.methods.base import Method
-class Own(Method):
-    name = "own"
-    {}
-    def weigh(self, gram):
-        pass
-"""
-
-
-@pytest.mark.parametrize(("line", "message"), [
-    ("retain_objective = forget_objective = None", "has neither a retain nor a forget objective"),
-    ("retain_decay = 2.0", r"has retain_decay 2\.0; it must be in \[0, 1\)"),
+@pytest.mark.parametrize(("name", "message"), [
+    ("no-pass", "^no-pass has neither a retain nor a forget objective"),
+    ("wrong-mean", r"^wrong-mean has retain_decay 2\.0; it must be in \[0, 1\)"),
+    ("slashed", "has the name 'my/2', which a folder cannot have; rename"),
+    ("usurper", "'hamu-q' of their_metrics:Usurper has a name that is taken"),
+    ("good", r"1\.2 does not inherit from hamu's Method; "),
 ])  # fmt: skip
-def test_a_method_without_a_pass_or_with_a_wrong_mean_is_refused(package, tmp_path, line, message):
-    (tmp_path / "their_metrics.py").write_text(OWN.format(line))
-    package(methods={"own": "their_metrics:Own"})
-    with pytest.raises(HamuError, match=f"^own {message}"):
-        build_method("own")
+def test_a_method_that_is_none_is_refused(package, name, message):
+    package(methods={name: f"their_metrics:{name.title().replace('-', '')}"})
+    with pytest.raises(HamuError, match=message):
+        build_method(name)
+
+
+def test_what_is_no_method_may_be_another_class_or_is_passed_over(package):
+    good = {"good": "their_metrics:Good"}
+    package(methods=good, objectives=good, metrics={"slashed": "their_metrics:Slashed"})
+    assert list(build_metrics()) == ["my/2"], "a name of no folder"
+    assert "good" not in [row.name for row in method_rows()]
+    with pytest.raises(HamuError, match=r"1\.2 does not inherit from hamu's Objective; "):
+        build_objective("good")
 
 
 def test_a_wrong_setting_of_a_method_of_hamu_is_named_and_no_package():
@@ -146,14 +158,6 @@ def test_a_broken_class_stops_a_command_that_needs_it(package, capsys, tmp_path,
         assert capsys.readouterr().err.split("\n")[-2].startswith(f"hamu {line[0]}: {message}")
 
 
-@pytest.mark.parametrize("kind", ["method", "objective"])
-def test_a_class_that_does_not_inherit_is_named_and_passed_over_in_the_table(package, kind):
-    package(**{f"{kind}s": {"good": "their_metrics:Good"}})
-    with pytest.raises(HamuError, match=f"1.2 does not inherit from hamu's {kind.capitalize()}; "):
-        ASKS[kind]("good")
-    assert "good" not in [row.name for row in method_rows()]
-
-
 def test_what_a_foreign_class_raises_is_raised_with_its_name(capsys):
     called = type("Theirs", (), {"name": "theirs", "__module__": "their_methods"})()
     for one, note in ((called, ", in the method theirs of their_methods"), (HamuQ(), "")):
@@ -164,22 +168,6 @@ def test_what_a_foreign_class_raises_is_raised_with_its_name(capsys):
 
         assert run_experiments([], run) == 2
         assert f": KeyError: 'a block'{note} (--debug shows where)" in capsys.readouterr().err
-
-
-def test_a_methods_name_is_that_of_folders(package):
-    slashed = {"slashed": "their_metrics:Slashed"}
-    package(methods=slashed, metrics=slashed)
-    with pytest.raises(HamuError, match="has the name 'my/2', which a folder cannot have; rename"):
-        build_method("slashed")
-    assert list(build_metrics()) == ["my/2"]
-
-
-def test_a_package_may_not_take_a_known_name(package):
-    package(methods={"theirs": "their_metrics:Usurper"})
-    with pytest.raises(
-        HamuError, match="'hamu-q' of their_metrics:Usurper has a name that is taken"
-    ):
-        method_classes()
 
 
 def test_a_metric_that_fails_is_not_measured_and_the_others_are_numbers(package, caplog):
