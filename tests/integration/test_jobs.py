@@ -1,8 +1,6 @@
 """Jobs called from Python: the same result as by the command line, and nothing printed."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -67,16 +65,6 @@ def test_an_object_in_place_of_a_file_is_refused(options):
     message = f"{name} is a {type(given).__name__}; name a file or folder .* hamu.UnlearnTrainer"
     with pytest.raises(hamu.HamuError, match=message):
         hamu.unlearn(**options)
-
-
-@pytest.mark.parametrize("code", [
-    "import hamu.assess; import hamu; assert callable(hamu.assess); hamu.assess.Assessment",
-    "import hamu; hamu.assess; import hamu.assess; assert callable(hamu.assess); hamu.assess.Assessment",
-    "import sys, hamu, hamu.cli; [hamu.cli.main([w]) for w in ('--help', 'methods')]; "
-    "assert 'torch' not in sys.modules",
-])  # fmt: skip
-def test_assess_is_a_room_and_a_job_and_help_loads_no_torch(code):
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_a_template_may_be_typed_as_the_help_shows_it():

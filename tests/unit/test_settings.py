@@ -134,10 +134,14 @@ HEAVY = {"transformers", "datasets", "accelerate", "matplotlib", "sklearn", "pan
     ("from hamu.core.methods import method_rows; assert method_rows()[0].name == 'hamu-q'", {"torch", *HEAVY}),
     ("from hamu import HamuQ, PairedGradients, StepGuard", HEAVY),
     ("import hamu.unlearning.jobs", {"matplotlib", "sklearn"}),
+    ("import hamu.cli; [hamu.cli.main([word]) for word in ('--help', 'methods')]", {"torch"}),
+    # a room and a job
+    ("import hamu.assess; import hamu; assert callable(hamu.assess); hamu.assess.Assessment", set()),
+    ("import hamu; hamu.assess; import hamu.assess; assert callable(hamu.assess); hamu.assess.Assessment", set()),
 ])  # fmt: skip
 def test_imports_load_no_more_than_they_need(code, unwanted):
     code = f"{code}\nimport sys\nassert not {unwanted} & sys.modules.keys(), sys.modules.keys() & {unwanted}"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_the_table_of_methods_agrees_with_their_classes():
