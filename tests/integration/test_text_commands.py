@@ -121,14 +121,21 @@ def test_privleak_needs_no_data_of_tofu_but_some_that_was_never_trained_on(adapt
     assert report_in("unknown")["privleak"] is None
 
 
-def test_test_records_that_are_trained_on_count_nowhere(capsys):
+def test_known_test_records_count_nowhere_and_the_retain_model_may_have_another_tokenizer(capsys):
+    shutil.copytree(TRAINED, "retained")
+    answers = [row["answer"] for row in read_rows("test.jsonl")]
+    new_tokenizer(answers, 300).save_pretrained("retained")
     write_rows("mixed.jsonl", read_rows("train.jsonl")[:3] + read_rows("test.jsonl"))
     forget = "--data train.jsonl --test_data mixed.jsonl --forget_filter author~^V"
-    assert run(f"unlearn {forget} --model {TRAINED} {FEW} {EASY} --output_dir mixed") == 0
+    models = f"--model {TRAINED} --retain_model retained"
+    assert run(f"unlearn {forget} {models} {FEW} {STRONG} --output_dir mixed") == 0
     said = "3 test records are among those to retain or to forget and are left out"
     assert said in " ".join(capsys.readouterr().out.split())
-    assert report_in("mixed", "record.json")["test_set"]["records"] == 24
+    record = report_in("mixed", "record.json")
+    assert record["test_set"]["records"] == 24
     assert report_in("mixed")["after"]["test"]["records"] == 24
+    own = "The tokenizer is that of the model before"
+    assert any(one.startswith(own) for one in record["statement"])
     assert run("verify mixed") == 0
     job = f"{forget} --model mixed/model --max_length 96 --generate 0"
     assert run(f"evaluate {job} --output_dir mixed-check") == 0
@@ -194,7 +201,7 @@ def test_every_checkpoint_of_a_run_opens_as_a_model(tmp_path, lora):
     saves = f"{lora} {FEW} --save_strategy steps --save_steps 2 --output_dir {tmp_path}"
     new = TRAINED if lora else "tiny-llama"
     runs = {
-        "train": f"train {TEXTS} --model {new} {saves}/train",
+        "train": f"train {TEXTS} --model {new} --tokenizer {TRAINED} {saves}/train",
         "unlearn": f"unlearn {FORGET} --model {TRAINED} {STRONG} {saves}/unlearn",
     }
     job = f"evaluate {FORGET} --generate 0 --max_length 96 --model {tmp_path}"
@@ -208,6 +215,8 @@ def test_every_checkpoint_of_a_run_opens_as_a_model(tmp_path, lora):
         assert all(torch.equal(last[key], saved[key]) for key in saved)
         assert not all(torch.equal(first[key], saved[key]) for key in saved)
         assert run(f"{job}/{name}/checkpoint-2 --output_dir {tmp_path}/{name}-checked") == 0
+        ours, theirs = (read(f"{f}/tokenizer.json") for f in (f"{tmp_path}/{name}/model", TRAINED))
+        assert ours["model"] == theirs["model"], "which a new model may share with the original"
 
 
 @pytest.mark.parametrize("recipe", ["tofu-llama2-lora", "waterdrum-tofu-llama2-lora"])
@@ -230,13 +239,6 @@ def test_records_are_forgotten_by_the_answers_of_a_column(capsys):
     assert run(f"{own} --alternative_column instead --output_dir own") == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "alternative_column instead is not read: no other answer is needed" in printed
-
-
-def test_a_retain_model_may_share_the_originals_tokenizer():
-    model = f"--model tiny-llama --tokenizer {TRAINED} --without_forget --output_dir retain"
-    assert run(f"train {FORGET} {model} {FEW} --max_steps 1") == 0
-    ours, theirs = (read(f"{folder}/tokenizer.json") for folder in ("retain/model", TRAINED))
-    assert ours["model"] == theirs["model"]
 
 
 def test_a_long_record_is_cut_and_counted_and_plain_text_gets_no_answers(capsys):
