@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -204,21 +205,23 @@ def one_process(tmp_path):
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize("use_orig_params", [True, False])
-def test_a_model_wrapped_in_fsdp1_is_refused(use_orig_params):
-    settings = {"device_id": torch.device("cpu"), "use_orig_params": use_orig_params}
-    wrapped = FullyShardedDataParallel(nn.Linear(3, 2), **settings)
-    for model in (wrapped, wrapped.module):
-        with pytest.raises(HamuError, match=r"FullyShardedDataParallel; .* fully_shard"):
-            PairedGradients(model, HamuQ())
-
-
-@pytest.mark.usefixtures("one_process")
-def test_a_model_replicated_by_tensor_parallelism_is_refused():
+def test_wrapped_models_whose_gradients_cannot_be_paired_are_refused_at_once():
+    """Of parameters that one side alone uses no overwritten gradient could be noticed."""
+    wrapped = partial(FullyShardedDataParallel, device_id=torch.device("cpu"))
+    fsdp1 = [wrapped(nn.Linear(3, 2), use_orig_params=own) for own in (True, False)]
     mesh = init_device_mesh("cpu", (1,))
     values = [distribute_tensor(torch.ones(4), mesh, [kind]) for kind in (Shard(0), Replicate())]
-    with pytest.raises(HamuError, match="with fully_shard on one mesh"):
-        PairedGradients(Holder(values), HamuQ())
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 2), gradient_as_bucket_view=True)
+    in_buckets = [ddp, nn.ModuleDict({"inner": ddp}), torch.compile(ddp)]
+    for models, message in (
+        ([*fsdp1, *(one.module for one in fsdp1)], r"FullyShardedDataParallel; .* fully_shard"),
+        ([Holder(values)], "with fully_shard on one mesh"),
+        (in_buckets, "leave gradient_as_bucket_view at False"),
+    ):
+        for model in models:
+            with pytest.raises(HamuError, match=message):
+                PairedGradients(model, HamuQ())
+    PairedGradients(ddp, build_method("ga"))
 
 
 @pytest.mark.usefixtures("one_process")
@@ -228,16 +231,6 @@ def test_blocks_of_a_wrapped_model_are_named_as_those_of_the_model(wrap):
     parallel = wrap(model)
     pairs = [PairedGradients(m, HamuQ()) for m in (parallel, torch.compile(parallel), model)]
     assert [pair.names for pair in pairs] == [["weight", "bias"]] * 3
-
-
-@pytest.mark.usefixtures("one_process")
-def test_buckets_that_hold_both_gradients_are_refused_at_once():
-    """Of parameters that one side alone uses no overwritten gradient could be noticed."""
-    ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 2), gradient_as_bucket_view=True)
-    for model in (ddp, nn.ModuleDict({"inner": ddp}), torch.compile(ddp)):
-        with pytest.raises(HamuError, match="leave gradient_as_bucket_view at False"):
-            PairedGradients(model, HamuQ())
-    PairedGradients(ddp, build_method("ga"))
 
 
 def vector(*values):
