@@ -63,24 +63,13 @@ def test_a_class_is_erased_within_the_budget(model, trainer_of, whole_class):
     assert logged["forgotten_share"] >= 0.95
     assert trainer.steps_taken < 40
     assert any(positions for _, positions in trainer.goal_run.state_dict()["focus"])
-
-
-def test_steps_undone_are_not_behind_a_model_that_is_evaluated_at_the_last_step(
-    model, trainer_of, whole_class
-):
-    trainer = by_goal(trainer_of, model, whole_class)
     trainer.controller.updates_of_best -= 2  # as if it had gone back before
     trainer.evaluate()
     assert trainer.history()["steps_in_model"] == trainer.steps_taken - 2
     evaluated = [one["step"] for one in trainer.state.log_history if "eval_forget_loss" in one]
     assert evaluated[-1] == trainer.state.global_step > 2
-
-
-def test_the_goal_follows_from_all_records_where_a_sample_is_evaluated(
-    model, trainer_of, whole_class
-):
-    trainer = trainer_of(model, **whole_class.sets(), **SMALL, max_eval_samples=100)
-    assert trainer.goal_run.goal.kind == "erased"
+    sampled = trainer_of(model, **whole_class.sets(), **SMALL, max_eval_samples=100)
+    assert sampled.goal_run.goal.kind == "erased", "it follows from all records"
 
 
 @pytest.mark.parametrize(("lasting", "most", "drawn"), [

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
+from helpers import state_of
 from small_models import token_predictions
 from transformers import set_seed
 
@@ -90,10 +91,6 @@ def test_a_run_without_a_scored_token_says_that_no_step_was_taken(start, trained
 def adapted(start, dtype=torch.float32):
     set_seed(1)
     return with_adapter(copy.deepcopy(start[0]).to(dtype), AdapterSettings(rank=2))
-
-
-def tensors(model):
-    return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
 
 
 @pytest.fixture
@@ -188,7 +185,7 @@ def test_accumulated_unequal_batches_weigh_every_token_alike(method, trainer_of)
     for trainer in (at_once, one_by_one):
         trainer.train()
     for (name, a), b in zip(
-        tensors(at_once.model).items(), tensors(one_by_one.model).values(), strict=True
+        state_of(at_once.model).items(), state_of(one_by_one.model).values(), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6, msg=name)
     ours, theirs = (t.state.log_history[0]["retain_loss"] for t in (at_once, one_by_one))
@@ -202,11 +199,11 @@ def test_every_tensor_of_an_adapter_moves_and_nothing_else_also_with_checkpointi
     reentrant, dtype, start, trainer_of
 ):
     model, other = (adapted(start, dtype) for _ in range(2))
-    before = tensors(model)
+    before = state_of(model)
     trainer_of(model, max_steps=3).train()
     recompute = {"gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
     trainer_of(other, max_steps=3, gradient_checkpointing=True, **recompute).train()
-    for (name, after), again in zip(tensors(model).items(), tensors(other).values(), strict=True):
+    for (name, after), again in zip(state_of(model).items(), state_of(other).values(), strict=True):
         assert torch.equal(before[name], after) != ("lora_" in name), name
         torch.testing.assert_close(after, again, rtol=1e-5, atol=1e-7, msg=name)
 
