@@ -116,10 +116,10 @@ def test_gibberish_is_told_from_language_by_form():
     few = [text[:12] for text in unseen]
     assert gibberish(few, TEXTS[:20]) == 0.0, "too few texts to tell short answers"
     assert gibberish(noise, TEXTS[:20]) == 1.0
-    mixed = [drawn.sample(unseen[n], 14) for n in range(30)]
+    mixed = [drawn.sample(unseen[n], 14) for n in range(10)]
     mixed = ["".join(one).strip() + "." for one in mixed]
     slow = [slow_gain(text, known) <= 0 for text in mixed]
-    assert 0 < sum(slow) < 30
+    assert 0 < sum(slow) < 10
     assert [gibberish([text], known) for text in mixed] == slow
     foreign = f"{unseen[0]} {'☃' * 40}"  # after which the texts say nothing of what follows
     assert gibberish([foreign], known) == (slow_gain(foreign, known) <= 0) == 0.0
