@@ -83,16 +83,6 @@ def found(tmp_path_factory):
     return saved
 
 
-@pytest.fixture
-def alone(found):
-    return found["alone"]
-
-
-@pytest.fixture
-def two(found):
-    return found["two"]
-
-
 def assert_same_weights(found, expected, case):
     for one in found:
         assert one["weights"].keys() == expected["weights"].keys()
@@ -114,12 +104,12 @@ def assert_same_figures(found, expected, unseen):
     assert (promise is None) if unseen else (promise["checked"] == STEPS)
 
 
-def test_any_number_of_processes_ends_with_the_same_weights(alone, two, found):
+def test_any_number_of_processes_ends_with_the_same_weights(found):
     cases = [*CASES, *LOOPS, *SPLIT, *SHARDED]
     four = {case: one for case, one in found["four"].items() if case not in RESUMED}
-    for saved in (two, four):
+    for saved in (found["two"], four):
         for case in (case for case in cases if case in saved):
-            expected = alone[(SPLIT | SHARDED).get(case, case)][0]
+            expected = found["alone"][(SPLIT | SHARDED).get(case, case)][0]
             assert_same_weights(saved[case], expected, case)
             if case not in LOOPS:
                 # where no process has both whole gradients, what AdamW makes of g* cannot be seen
@@ -127,7 +117,8 @@ def test_any_number_of_processes_ends_with_the_same_weights(alone, two, found):
                 assert_same_figures(saved[case], expected, unseen)
 
 
-def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, two, found):
+def test_a_run_resumes_in_another_number_of_processes_and_another_layout(found):
+    alone, two = found["alone"], found["two"]
     for case in RESUMED:
         assert_same_weights(found["four"][case], alone[case][0], f"{case} from shards")
     assert_same_weights(two[GOAL_RESUMED], alone[BY_GOAL[1]][0], GOAL_RESUMED)
@@ -135,7 +126,8 @@ def test_a_run_resumes_in_another_number_of_processes_and_another_layout(alone, 
         assert_same_weights(two[case], alone[case.rpartition("/")[0]][0], case)
 
 
-def test_a_run_by_goal_measures_adapts_and_ends_as_in_one_process(alone, two):
+def test_a_run_by_goal_measures_adapts_and_ends_as_in_one_process(found):
+    alone, two = found["alone"], found["two"]
     for case in BY_GOAL:
         assert_same_weights(two[case], alone[case][0], case)
         [expected] = alone[case]
@@ -150,12 +142,12 @@ def test_a_run_by_goal_measures_adapts_and_ends_as_in_one_process(alone, two):
     assert last["demand"] != first["demand"]
 
 
-def test_a_gradient_or_loss_that_is_not_finite_on_one_process_skips_the_step_on_all(two):
+def test_a_gradient_or_loss_that_is_not_finite_on_one_process_skips_the_step_on_all(found):
     for case in SPOILED:
-        for one in two[case]:
+        for one in found["two"][case]:
             assert [entry["taken"] for entry in one["log"]] == [1.0, 0.0, 1.0, 1.0], case
             assert all(torch.isfinite(weight).all() for weight in one["weights"].values())
-        assert_equal_on_both(two[case])
+        assert_equal_on_both(found["two"][case])
 
 
 def assert_equal_on_both(found):
@@ -163,42 +155,42 @@ def assert_equal_on_both(found):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_an_early_end_is_the_same_in_every_process_and_layout(alone, two):
-    losses = [entry["forget_loss"] for entry in alone[CONV][0]["log"]]
+def test_an_early_end_is_the_same_in_every_process_and_layout(found):
+    losses = [entry["forget_loss"] for entry in found["alone"][CONV][0]["log"]]
     first = next(number for number, loss in enumerate(losses) if loss >= max(losses) - 1e-6)
     assert first > 0, "some steps are taken before"
     message = f"the forget loss of a step, {losses[first]:.4g}, has reached "
     for case in TARGETED:
-        for one in two[case]:
+        for one in found["two"][case]:
             assert one["ended"].startswith(message)
             assert sum(entry["taken"] for entry in one["log"]) == first
 
 
-def test_all_processes_judge_a_model_in_half_precision_alike(two):
+def test_all_processes_judge_a_model_in_half_precision_alike(found):
     """The rounding of the losses is judged by each one's own logits, and a step stays or is undone."""
-    found = two["rough/hamu-q/1/sgd"]
-    for ours, theirs in zip(*(one["log"] for one in found), strict=True):
+    both = found["two"]["rough/hamu-q/1/sgd"]
+    for ours, theirs in zip(*(one["log"] for one in both), strict=True):
         assert ours["rounding"] == theirs["rounding"] > 1e-5
         assert [ours[k] == theirs[k] for k in ("taken", "trust_scale")] == [True, True]
-    assert_equal_on_both(found)
+    assert_equal_on_both(both)
 
 
-def test_processes_that_round_otherwise_take_the_same_steps(two):
+def test_processes_that_round_otherwise_take_the_same_steps(found):
     for case in ROUNDED:
-        assert_equal_on_both(two[case])
+        assert_equal_on_both(found["two"][case])
 
 
-def test_weights_that_differ_between_processes_are_an_error(two):
-    for message in two[PARTED]:
+def test_weights_that_differ_between_processes_are_an_error(found):
+    for message in found["two"][PARTED]:
         assert "conv.bias is not the same on all processes" in message
 
 
-def test_an_evaluation_is_of_the_model_that_is_saved(two):
+def test_an_evaluation_is_of_the_model_that_is_saved(found):
     """Each process trains its own BatchNorm statistics; the first one saves."""
-    one, other = two["batchnorm/hamu-q/1/sgd"]
+    one, other = found["two"]["batchnorm/hamu-q/1/sgd"]
     torch.testing.assert_close(one["losses"]["retain"], one["own losses"], rtol=0, atol=1e-12)
     assert torch.equal(one["losses"]["retain"], other["losses"]["retain"])
-    for message in two["batchnorm/hamu-q/1/sgd/split"]:
+    for message in found["two"]["batchnorm/hamu-q/1/sgd/split"]:
         assert "BatchNorm" in message
 
 

@@ -18,7 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 from hamu import UnlearnConfig, UnlearnTrainer
 from hamu.cli import main
 from hamu.data import forget_class, pixel_statistics, read_images, read_text
-from hamu.models import new_classifier
+from hamu.models import load_classifier, new_classifier
 from hamu.models.language import new_language_model, new_tokenizer
 from hamu.unlearning.compare import children
 from hamu.unlearning.trainer import TrainConfig, train_original
@@ -124,8 +124,6 @@ def texts(finished_texts, tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(saved_model):
-    from hamu.models import load_classifier
-
     return load_classifier(str(saved_model))
 
 
