@@ -129,39 +129,26 @@ def test_known_test_records_count_nowhere_and_the_retain_model_may_have_another_
     forget = "--data train.jsonl --test_data mixed.jsonl --forget_filter author~^V"
     models = f"--model {TRAINED} --retain_model retained"
     assert run(f"unlearn {forget} {models} {FEW} {STRONG} --output_dir mixed") == 0
-    said = "3 test records are among those to retain or to forget and are left out"
-    assert said in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 test records are among those to retain or to forget and are left out" in out
+    said = "the retain model splits the forget records into other tokens"
+    assert out.count(f"warning: {said}") == 1
+    assert "mia_reference" not in report_in("mixed")["after"]["metrics"]
     record = report_in("mixed", "record.json")
     assert record["test_set"]["records"] == 24
     assert report_in("mixed")["after"]["test"]["records"] == 24
     own = "The tokenizer is that of the model before"
     assert any(one.startswith(own) for one in record["statement"])
+    assert record["figures"]["after"]["against_retain_model"] is None
     assert run("verify mixed") == 0
+    models = "--model mixed/model --original_model original/model --retain_model retained"
+    job = f"attack {forget} {models} --max_length 96 --attacks relearn-retain --output_dir no"
+    assert run(job) == 2, "whose verdict compares these losses"
+    assert f"{said} than the unlearned one" in capsys.readouterr().err
+    assert not Path("no").exists()
     job = f"{forget} --model mixed/model --max_length 96 --generate 0"
     assert run(f"evaluate {job} --output_dir mixed-check") == 0
     assert report_in("mixed-check")["test"]["records"] == 24
-
-
-def test_a_record_holds_though_the_retain_model_has_another_tokenizer(capsys):
-    """Losses of other tokens are not compared; an attack, whose verdict needs them, refuses."""
-    shutil.copytree(TRAINED, "retained")
-    answers = [row["answer"] for row in read_rows("test.jsonl")]
-    new_tokenizer(answers, 300).save_pretrained("retained")
-    job = f"unlearn {FORGET} --model {TRAINED} --retain_model retained {FEW} {STRONG}"
-    assert run(f"{job} --output_dir retokenized") == 0
-    said = "the retain model splits the forget records into other tokens"
-    assert " ".join(capsys.readouterr().out.split()).count(f"warning: {said}") == 1
-    assert "mia_reference" not in report_in("retokenized")["after"]["metrics"]
-    record = report_in("retokenized", "record.json")
-    assert record["figures"]["after"]["against_retain_model"] is None
-    assert run("verify retokenized") == 0
-    models = f"--model {TRAINED} --original_model {TRAINED} --retain_model retained"
-    job = f"attack {FORGET} {models} --max_length 96 --attacks relearn-retain --output_dir no"
-    assert run(job) == 2
-    assert f"{said} than the unlearned one" in capsys.readouterr().err
-    assert not Path("no").exists()
-    said = record["statement"]
-    assert [one for one in said if one.startswith("The tokenizer is that of the model before")]
 
 
 def test_the_record_counts_copies_of_forgotten_records_that_stay(capsys):
