@@ -13,6 +13,7 @@ from contextlib import chdir, suppress
 from dataclasses import fields
 from pathlib import Path
 
+import matplotlib.pyplot  # noqa: F401 makes folders of its own, once
 import numpy as np
 import pandas
 import pytest
