@@ -146,7 +146,7 @@ def test_evaluate_without_data_or_model_to_compare_with_states_no_goal(done, tmp
 
 
 @pytest.mark.parametrize(("method", "warning"), [
-    (f"hamu-q --learning_rate 1e-6 {EASY}", "at learning rate 1e-06; take more steps, or a higher rate (`hamu assess`"),
+    (f"hamu-q --learning_rate 1e-6 {EASY}", "at learning rate 1e-06; take more steps, or a higher rate (`hamu assess` suggests one, --auto finds one)"),
     ("ft --learning_rate 1e-6", ""),  # which has no forget loss to raise
     ("ga --learning_rate 10", "above the 2.30 of guessing; lower --learning_rate 10, or end such a run by"),
 ])  # fmt: skip
