@@ -148,6 +148,28 @@ def test_kept_gradients_change_nothing_and_are_measured_along(variant, keep, pie
     assert guard.taken.lengths.tolist() == pytest.approx([m.norm().item() for m in moved])
 
 
+def test_a_model_may_change_its_precision_between_two_steps():
+    runs = run(relative(HamuQ), "sgd", dtype=torch.float32, steps=2)
+    guard, *_ = next(runs)
+    model = guard._pair._model.double()
+    guard, step, before, after = next(runs)
+    moved = after[0].detach() - before[0]
+    gain = step.clip[1].item() * (moved * step.kept["forget"][0]).sum().item()
+    assert guard.taken.gain[0].item() == pytest.approx(gain, rel=1e-9)
+    guard.undo()
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_a_step_that_is_not_finite_is_warned_of():
+    runs = run(relative(HamuQ), "adamw", dtype=torch.float32, steps=2)
+    guard, *_ = next(runs)
+    guard._optimizer.param_groups[0]["lr"] = float("inf")
+    with pytest.warns(
+        UserWarning, match="of its demand: its step is not finite; lower the learning"
+    ):
+        next(runs)
+
+
 def test_whole_model_blocks_and_undo():
     for guard, _, before, after in run(relative(HamuQ), "adamw", blocks="model"):  # noqa: B007
         assert guard.taken.gain.shape == (1,)

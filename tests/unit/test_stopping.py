@@ -38,7 +38,7 @@ def test_a_window_counts_a_step_that_need_not_hurt_as_one_with_room():
     said = StoppingMemory(StoppingRule(margin=0.2)).explain(0.5, 0.5, 0.5446, True)
     assert said.startswith("the demand 0.5 with its margin, 0.6, leaves no room below 0.5446, the")
     said = StoppingMemory(StoppingRule("any")).explain(0.5, 0.5, 0.0, True)  # a block of one entry
-    assert said == "the demand 0.5 has a price (any), and so has every smaller one"
+    assert said == "in a block the demand 0.5 has a price (any), and so has every smaller one"
 
 
 @pytest.mark.parametrize("method", [HamuQ, HamuU])

@@ -67,7 +67,8 @@ class StepGuard:
 
     Args:
         pair: the gradients that the optimizer steps on.
-        optimizer: any; it stays unchanged. Of parameters that it lacks nothing is demanded.
+        optimizer: any; it stays unchanged. A block is held to the largest rate of its tensors;
+            nothing is demanded of one that the optimizer lacks.
         correct_steps: whether to correct steps; False only measures them.
         keep: further sides to measure, beside the constrained one.
 
@@ -135,7 +136,8 @@ class StepGuard:
         rates = self._zeros.new_tensor([rate_of.get(p, 0.0) for p in self._pair.parameters])
         self._step, self._rates = step, self._zeros.scatter_reduce(0, self._blocks, rates, "amax")
         parameters = list[Tensor](self._pair.parameters)
-        if self._before:  # reuses the memory of the last step
+        kept = [(p.dtype, p.device) for p in self._before]
+        if kept == [(p.dtype, p.device) for p in parameters]:  # reuses the memory of the last step
             torch._foreach_copy_(self._before, parameters)
         else:
             self._before = [p.clone() for p in parameters]
@@ -220,13 +222,14 @@ class StepGuard:
                 if g is not None and short[block] > 0:
                     p.add_(g.to(p.dtype), alpha=factors[block].item())
             push *= 2.0
-        if (short > 0).any():
-            name = pair.block_names[int((short > 0).nonzero()[0])]
-            warnings.warn(
-                f"{name} still falls short of its demand: so small a step is lost in the rounding "
-                f"of the weights; keep them in float32",
-                stacklevel=2,
-            )
+        if (missed := ~(gain >= demand * (1 - slack))).any():  # also where it is NaN
+            first = int(missed.nonzero()[0])
+            why = "its step is not finite; lower the learning rate"
+            if gain[first].isfinite():
+                lost = "so small a step is lost in the rounding of the weights"
+                why = f"{lost}; keep them in float32"
+            name = pair.block_names[first]
+            warnings.warn(f"{name} still falls short of its demand: {why}", stacklevel=2)
         return corrected, found
 
 

@@ -432,7 +432,10 @@ class PairedGradients:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`; a HamuError names settings in which it differs."""
+        """Restore a `state_dict`; a HamuError names settings in which it differs.
+
+        Running means begin anew from a state without, and end in a pair without a `half_life`.
+        """
         if "settings" not in state:
             keys = ", ".join(map(str, [*state][:5])) or "nothing"
             raise HamuError(f"the state has {keys}; give what a pair's state_dict() returned")
@@ -648,7 +651,8 @@ class PairedGradients:
             return ""
         explained = self._memory.explain(*(getattr(found, name) for name in _OF_A_STOP))
         sure = found.confidence(self._memory.rule.margin)
-        return f"{explained}; confidence {sure:.0%} by this estimate alone"
+        lost = ", whose angle is lost in noise" * math.isnan(found.cos)
+        return f"{explained}; confidence {sure:.0%} by this estimate alone{lost}"
 
     def _write(
         self, retain: Grads, forget: Grads, a: list[float], b: list[float], keep: Collection[str]

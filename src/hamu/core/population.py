@@ -77,11 +77,12 @@ class PopulationStatus:
     forget_noise: float
 
     def confidence(self, margin: float = 0.0) -> float:
-        """Probability that the headroom is below 1 + margin, were its errors normal."""
+        """Probability that the headroom is below 1 + margin, by Student's t for `GROUPS`."""
         gap = 1.0 + margin - self.headroom
         if not self.error:
             return float(gap > 0)
-        return 0.5 * math.erfc(-gap / self.error / math.sqrt(2.0))
+        t = gap / self.error / math.sqrt(3.0)
+        return 0.5 + (t / (1.0 + t * t) + math.atan(t)) / math.pi
 
 
 def judged(headroom: float, error: float) -> float:

@@ -195,11 +195,11 @@ class DataParallelLayout(Layout):
     """
 
     def total(self, gram: PairGram) -> PairGram:
-        """Gram of the first process; the norms of another differ by `gap` of their size."""
+        """Gram of the first process; the norms of another differ by `gap` of the larger."""
         whole = super().total(gram)
         if self.is_checked:
             own, first = (torch.stack([g.retain_sq, g.forget_sq]).sum(1) for g in (gram, whole))
-            self.gap = ((own - first).abs() / first).nan_to_num_(0.0, 0.0).max()
+            self.gap = ((own - first).abs() / torch.maximum(own, first)).nan_to_num_(0.0, 0.0).max()
             dist.all_reduce(self.gap, op=dist.ReduceOp.MAX)
         return whole
 

@@ -91,9 +91,10 @@ class StoppingMemory:
     ) -> str:
         """Name the rule met and its figures; for the arguments see `ConstraintStatus`."""
         if not some_demand_is_free or free_limit <= 0:
+            where = "in a block " * (self.rule.criterion == "any")
             return (
-                f"the demand {clipped_demand:.4g} has a price ({self.rule.criterion}), and so has "
-                f"every smaller one"
+                f"{where}the demand {clipped_demand:.4g} has a price ({self.rule.criterion}), and "
+                f"so has every smaller one"
             )
         enough, criterion = 1.0 + self.rule.margin, self.rule.criterion
         if self.rule.window > 1:
@@ -103,12 +104,14 @@ class StoppingMemory:
                 f"({criterion}); a demand small enough still gains on both sides"
             )
         left = math.floor(100 * free_limit / (demand * enough))
+        share = f"{left}%" if left else "less than 1%"
+        at = f": the criterion is not met at {share} of the constraint"
+        is_cut = criterion == "any" and clipped_demand < demand  # by block, each in its own way
         margin = f" with its margin, {clipped_demand * enough:.4g}," if enough > 1 else ""
         return (
             f"the demand {clipped_demand:.4g}{margin} leaves no room below {free_limit:.4g}, the "
             f"most that the gradients sustain for free ({criterion}); a demand small enough still "
-            f"gains on both sides: the criterion is not met at "
-            f"{f'{left}%' if left else 'less than 1%'} of the constraint"
+            f"gains on both sides{'' if is_cut else at}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,9 +137,9 @@ class ConstraintStatus:
             in proportion to reach, less otherwise.
         free_limit: 0-dim, the largest demand that costs the other objective nothing, by the
             stopping criterion (right-hand side in App. C).
-        conflict: 0-dim bool, whether κ > 0, and for the criteria "aggregate" and "off" also whether
-            a step that promises 1 + margin times the demand has a price, summed over all blocks.
-            The criterion requires it.
+        conflict: 0-dim bool, whether κ > 0 ("any": in a block), and for the criteria "aggregate"
+            and "off" also whether a step that promises 1 + margin times the demand has a price,
+            summed over all blocks. The criterion requires it.
         feasible: 0-dim bool, whether every block can meet its share, and any change is possible.
         gram: the Gram that all this derives from.
         radius: R_i/η, [L].
