@@ -66,7 +66,12 @@ def test_gradient_alignment_ranks_the_records_as_backward_passes_do(dtype, least
 
 @pytest.mark.parametrize(
     ("values", "share"),
-    [([6.0] + 18 * [0.25] + [-9.0], 6.25 / 10.5), ([-1.0, -2.0], 0.0), ([3.0, 1.0], 0.75)],
+    [
+        ([6.0] + 18 * [0.25] + [-9.0], 6.25 / 10.5),
+        ([-1.0, -2.0], 0.0),
+        ([3.0, 1.0], 0.75),
+        ([3.0, 1.0, math.nan], 0.75),
+    ],
 )
 def test_the_share_of_the_top_tenth_counts_at_least_one_record(values, share):
     found = Conflicts(torch.tensor(values), torch.arange(len(values)))

@@ -248,7 +248,9 @@ class PartedGram(NamedTuple):
 
 @dataclass(frozen=True)
 class Conflicts:
-    """Records of one side by how their loss changes along the other side's gradient."""
+    """Records of one side by how their loss changes along the other side's gradient; NaN for one
+    whose loss is not finite, which counts nothing.
+    """
 
     values: Tensor  # ∇L(z)·g of each record, unclipped, [N]
     rows: Tensor  # of each, in the source if the data set has `rows`, else in the set
@@ -256,13 +258,15 @@ class Conflicts:
     @property
     def top_share(self) -> float:
         """Part of all conflict (Σ∇L(z)·g above zero) in the top tenth of the records."""
-        positive = self.values.clamp(min=0.0).sort(descending=True).values
+        known = self.values[self.values.isfinite()]
+        positive = known.clamp(min=0.0).sort(descending=True).values
         whole, tenth = positive.sum(), max(1, int(0.1 * len(positive)))
         return (positive[:tenth].sum() / whole).item() if whole > 0 else 0.0
 
     def top(self, count: int = 20) -> list[dict[str, float]]:
         """Records in the hardest conflict, worst first."""
-        order = self.values.argsort(descending=True)[:count]
+        known = self.values.nan_to_num(-math.inf, math.inf).argsort(descending=True)
+        order = known[self.values[known].isfinite()][:count]
         pairs = zip(self.rows[order].tolist(), self.values[order].tolist(), strict=True)
         return [{"row": row, "value": value} for row, value in pairs]
 
