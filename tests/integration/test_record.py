@@ -145,6 +145,7 @@ def is_as_left(name):
 AFTER = "model after unlearning"
 FIGURES_AFTER = f"the {AFTER} has the losses and accuracies recorded"
 FORGOTTEN = f"the {AFTER} has forgotten as many records as recorded"
+FORGOTTEN_BEFORE = "the model before unlearning has forgotten as many records as recorded"
 CHANGE = "the figures changed from before to after as recorded"
 STATED = "what record.json states follows from it"
 READABLE = "record.md says what record.json says"
@@ -186,6 +187,16 @@ def tamper_with_the_retain_models_auc():
     changed("record", *place, by=lambda auc: auc + 0.1)
 
 
+def claim_more_steps_than_are_logged():
+    for name in ("ended_at", "taken", "in_model"):
+        changed("record", "steps", name, by=lambda count: 1000)
+
+
+def claim_that_the_worst_are_nearly_there():
+    place = "goal", "before", "worst"
+    changed("record", *place, by=lambda worst: [one | {"loss": one["loss"] + 0.1} for one in worst])
+
+
 def remove_files():
     Path("run/evaluation.json").unlink()
     shutil.rmtree("run/model")
@@ -217,6 +228,8 @@ TAMPERED = [
      {is_as_left("record.md"), READABLE}),
     (partial(rewritten, "run/steps.jsonl", _without_last_line),
      {is_as_left("steps.jsonl"), "steps.jsonl has the steps recorded"}),
+    (claim_more_steps_than_are_logged, {"steps.jsonl has the steps recorded", EVALUATED, READABLE, STATED}),
+    (claim_that_the_worst_are_nearly_there, {FORGOTTEN_BEFORE, EVALUATED}),
     (remove_files, {is_as_left("evaluation.json")}),
     (partial(changed, "record", "goal", "lasting", by=lambda _: True), {GOAL, EVALUATED, READABLE, STATED}),
     (partial(changed, "record", "goal", "loss", by=lambda _: 0.2), {GOAL, EVALUATED, READABLE}),
@@ -240,9 +253,21 @@ TAMPERED = [
 @pytest.mark.parametrize(("tamper", "expected"), TAMPERED)
 def test_what_was_tampered_with_is_named(images, verify, tamper, expected):
     tamper()
-    needs_figures = bool({FIGURES_AFTER, FORGOTTEN, CHANGE, RETRAINED_AUC} & expected)
+    needs_figures = bool(
+        {FIGURES_AFTER, FORGOTTEN, FORGOTTEN_BEFORE, CHANGE, RETRAINED_AUC} & expected
+    )
     code, found = verify(*([] if needs_figures else ["--no_models"]))
     assert (code, wrong(found)) == (1, expected)
+
+
+def test_classes_named_otherwise_after_the_run_are_said_of_the_model_after(images, verify):
+    names = json.loads((images / "run/model/config.json").read_text())["id2label"]
+    path, swapped = images / "run/model/config.json", {**names, "0": names["1"], "1": names["0"]}
+    content = json.loads(path.read_text()) | {"id2label": swapped}
+    path.write_text(json.dumps(content | {"label2id": {v: int(k) for k, v in swapped.items()}}))
+    found = wrong(verify()[1])
+    assert FIGURES_AFTER in found
+    assert not any("the model before" in one for one in found)
 
 
 def test_a_report_names_what_changed_after_the_run(images):

@@ -228,10 +228,7 @@ class NamedSources:
         except HamuError as error:
             raise Unavailable(f"config.yaml cannot be used here: {error}") from error
         settings.of(RunOptions).trust_remote_code = self._trusts
-        task = choose_task(settings, Console(quiet=True))
-        # as the original's, which may be out of reach
-        task.classes_of = str(self._run / files.MODEL)
-        return task
+        return choose_task(settings, Console(quiet=True))
 
     @property
     def settings(self) -> Figures:
@@ -249,9 +246,11 @@ class NamedSources:
         """The unlearning problem that config.yaml names, read once."""
         for source in self.task.data_sources():
             self._need(source)
-        is_gone = not Path(str(self.task.classes_of)).is_dir()
-        if is_gone and not isinstance(self.task, TextTask):
-            self.task.classes_of = self._model("before")
+        if not isinstance(self.task, TextTask):
+            try:
+                self.task.classes_of = self._model("before")
+            except Unavailable:  # whose classes the model after has too
+                self.task.classes_of = str(self._run / files.MODEL)
         try:
             return self.task.problem()
         except HamuError as error:

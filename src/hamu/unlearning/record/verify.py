@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jinja2 import TemplateError
+from transformers.trainer_utils import IntervalStrategy
 
 import hamu
 from hamu import files
@@ -113,9 +115,11 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         return of_file(files.RECORD, partial(record.statement, found, sides))
 
     def steps() -> dict[str, int]:
-        logged = record.logged_steps(run)  # the steps taken, if each was logged
-        all_logged = logged["logged"] == found["steps"]["ended_at"]
-        return logged | ({"taken": logged["logged_taken"]} if all_logged else {})
+        logged, of_record = record.logged_steps(run), found["steps"]
+        logged["ended_at"] = of_record["taken"] + of_record["not_taken"]
+        if _logs_each(found, sources):
+            logged |= {"taken": logged["logged_taken"], "ended_at": logged["logged"]}
+        return logged
 
     written = _digest(run / files.READABLE_RECORD)
     yield "record.md says what record.json says", written, readable
@@ -145,12 +149,21 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         partial(of_file, evaluation.name, lambda: record.measured_in(files.parse_json(evaluation))),
     )
     yield "steps.jsonl has the steps recorded", found["steps"], partial(of_file, files.STEPS, steps)
-    if found["promise"] is not None and found["steps"]["logged"] == found["steps"]["ended_at"]:
+    if found["promise"] is not None and _logs_each(found, sources):
         find = partial(of_file, files.STEPS, partial(record.logged_promise, run))
         yield "steps.jsonl has the promise recorded", found["promise"], find
     if found["hardness"] is not None or files.STEPS in there:
         find = partial(of_file, files.STEPS, partial(record.first_hardness, run))
         yield "steps.jsonl has the hardness recorded", found["hardness"], find
+
+
+def _logs_each(found: Found, sources: NamedSources) -> bool:
+    """True if each step was to be logged, by the settings, or as far as the record tells."""
+    try:
+        args = sources.args
+    except Unavailable:
+        return bool(found["steps"]["logged"] == found["steps"]["ended_at"])
+    return args.logging_strategy == IntervalStrategy.STEPS and args.logging_steps == 1
 
 
 def _goal(found: Found, sources: NamedSources) -> dict[str, Any]:
@@ -220,7 +233,9 @@ def _of_figures(found: Found, sources: NamedSources) -> _Checks:
         return again
 
     def standing(role: str) -> dict[str, Any]:
-        """Counts and quantiles; the counts recorded if records next to a limit explain them."""
+        """Counts and quantiles, and those of the worst that are there; the counts recorded if
+        records next to a limit explain them.
+        """
         now, reach = sources.standing(role, goal), TOLERANCE[sources.precision()]
         again = {key: now.figures()[key] for key in _OF_STANDING}
         limits = {"forgotten": now.targets.least, "too_high": now.targets.most}
@@ -228,7 +243,17 @@ def _of_figures(found: Found, sources: NamedSources) -> _Checks:
             is_near = limit.isfinite() & ((now.losses - limit).abs() <= reach * limit)
             if abs(goal[role][key] - again[key]) <= int(is_near.sum()):
                 again[key] = goal[role][key]
-        return again
+
+        def is_there(one: Found) -> bool:
+            both = (now.losses, one["loss"]), (now.targets.least, one["target"])
+            near = [
+                (values - recorded).abs() <= reach * max(1.0, abs(recorded))
+                for values, recorded in both
+                if recorded is not None
+            ]
+            return bool(torch.stack(near).all(0).any()) if near else True
+
+        return again | {"worst": [one for one in goal[role]["worst"] if is_there(one)]}
 
     cut = {side: one["cut"] for side in record.SETS if (one := found[f"{side}_set"])}
     if {*cut.values()} != {None}:
@@ -241,7 +266,7 @@ def _of_figures(found: Found, sources: NamedSources) -> _Checks:
                 yield statement, recorded, partial(figure, role, part)
         if goal is not None:
             statement = f"{_MODELS[role]} has forgotten as many records as recorded"
-            recorded = {key: goal[role][key] for key in _OF_STANDING}
+            recorded = {key: goal[role][key] for key in (*_OF_STANDING, "worst")}
             yield statement, recorded, partial(standing, role)
     statement = "the figures changed from before to after as recorded"
     yield statement, figures["change"], sources.change
