@@ -464,7 +464,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(tmp_path, whole
         code, _, err = resume()
     assert (code, err.count("\n")) == (2, 1)
     assert "hamu unlearn: the checkpoint of step 3 cannot be written into run: " in err
-    assert "; make room, and give the same command again, with --resume if the folder holds" in err
+    assert "; make room, and give the same command again; if the folder holds this run, -" in err
     left = sorted(p.name for p in (tmp_path / "run").glob("*checkpoint*"))
     assert left == ["checkpoint-1", "checkpoint-2"]
     assert resume()[0] == 0

@@ -91,7 +91,10 @@ class Checkpoints:
         It is whole when the run may `begin`, for which an earlier run gives way.
         """
         failure = f"the checkpoint of step {step} cannot be written into {self._folder}"
-        remedy = "and give the same command again, with --resume if the folder holds this run"
+        remedy = (
+            "and give the same command again; if the folder holds this run, --resume with this "
+            "--output_dir alone"
+        )
         with files.finding_room(failure, remedy):
             from_main(self._remove_left)
             try:
