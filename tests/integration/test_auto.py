@@ -394,3 +394,23 @@ def test_the_plain_command_runs_by_goal_and_names_its_budget(
     record = report_in(tmp_path / "out", "record.json")
     assert record["goal"]["reached"] == goal["reached"]
     assert cli("verify", "out", "--no_models")[0] == 0
+
+
+def test_every_run_counts_from_its_own_start(model, trainer_of, rows):
+    trainer = by_goal(trainer_of, model, rows, target_forget_loss=1e-9)
+    assert trainer.steps_taken == 0, "the goal is reached at the start"
+    with torch.no_grad():
+        model.classifier.weight.mul_(0.5)
+    trainer.train()
+    now = trainer.start_predictions["retain"].losses.mean().item()
+    assert now == pytest.approx(retain_loss(model, rows))
+
+
+@pytest.mark.parametrize("logit", [torch.nan, -torch.inf])
+def test_a_retain_model_without_a_finite_loss_is_refused(model, trainer_of, rows, logit):
+    found = predicted(model, rows.forget)
+    logits = found.logits.clone()
+    logits[0, found.labels[0]] = logit
+    theirs = replace(found, logits=logits)
+    with pytest.raises(HamuError, match="whose loss is not finite, first forget row"):
+        by_goal(trainer_of, model, rows, goal="retrained", retain_predictions=theirs)

@@ -2,6 +2,8 @@
 
 import io
 import math
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -564,6 +566,34 @@ def test_the_first_rate_is_a_small_part_of_the_size_of_weights_of_matrices():
     assert first_rate([matrix, torch.full((7,), 100.0)]) == pytest.approx(0.002)
     assert first_rate([torch.full((7,), 100.0)]) == pytest.approx(0.4)
     assert first_rate([matrix, torch.zeros(5, 2)]) == 5e-4, "a new adapter has no size yet"
+
+
+@pytest.mark.parametrize("first", [math.nan, math.inf])
+def test_one_measurement_of_all_that_is_not_finite_does_not_spoil_later_ones(first):
+    work = Work(*[(9, 0.01)] * 3, goal=replace(GOAL, share=0.8))
+    work.rises = [first, 0.01]
+    work.run()
+    assert (work.controller.reached, work.controller.steps_of_best) == (True, 2)
+
+
+def test_a_retain_loss_of_all_that_is_not_finite_ends_a_run_at_its_start(monkeypatch):
+    work = Work((1,))
+    monkeypatch.setattr(work.controller, "_way_out", lambda: "leave out row 7")
+    evaluated = partial(work.controller.on_evaluate, None, work.state, None)
+    evaluated(metrics={"eval_retain_loss": math.nan})  # no run has begun
+    work.start()
+    evaluated(metrics={"eval_retain_loss": 1.0})
+    with pytest.raises(HamuError, match=r"at the start \(retain loss nan\); leave out row 7"):
+        evaluated(metrics={"eval_retain_loss": math.nan})
+
+
+def test_rehearsals_that_the_model_before_passes_too_tell_nothing():
+    controller = Work((1,), rehearsals=[]).start().controller
+    assert controller.doubts == []
+    controller.history[0]["forgotten_after_fine_tuning"] = 9
+    assert controller.doubts[0].startswith(
+        "the rehearsed fine-tuning makes the model before forget 9"
+    )
 
 
 def test_a_second_run_begins_with_the_first_demand():

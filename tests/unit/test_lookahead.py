@@ -207,8 +207,29 @@ def test_a_rehearsal_leaves_the_model_bit_by_bit_as_it_was(made, breaks):
 
 def test_a_loss_ahead_that_is_not_finite_is_an_error_and_the_weights_stay(made):
     model, loss, lookahead = made
-    before = state_of(model)
-    loss.factor = float("nan")
+    before, pair = state_of(model), (batch("retain", 4), batch("forget", 4))
+
+    def only_ahead(given, rows):
+        return loss(given, rows) * (float("nan") if torch.is_grad_enabled() else 1.0)
+
+    lookahead._loss = only_ahead
     with pytest.raises(HamuError, match=r"a step ahead is nan; lower --lookahead_rate 0.01 or"):
-        lookahead.advance([(batch("retain", 4), batch("forget", 4))])
+        lookahead.advance([pair])
     assert is_as(model, before)
+
+
+def test_a_batch_whose_loss_is_never_finite_and_a_step_broken_off_leave_no_trace(made):
+    model, loss, lookahead = made
+    pair = (batch("retain", 4), batch("forget", 4))
+    loss.factor = float("nan")
+    lookahead.advance([pair])
+    assert lookahead.taken == 1
+    assert not any(one.any() for one in lookahead._offset)
+    loss.factor = 1.0
+    with pytest.raises(KeyError):
+        lookahead.advance([pair, ({"name": "broken", "labels": pair[0]["labels"]}, pair[1])])
+    lookahead.restart()
+    lookahead.advance([pair])
+    fresh = Lookahead(model, lookahead._parameters, loss, rate=0.01, depth=3)
+    fresh.advance([pair])
+    assert all(map(torch.equal, lookahead._offset, fresh._offset))

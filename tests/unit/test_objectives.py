@@ -297,3 +297,11 @@ def test_a_text_counts_by_the_mean_over_its_scored_tokens():
     middle = losses.sort().values[1].item()
     grad = gradient(logits, labels, [[middle + 1e-4, FREE]] * 3)
     assert [bool(one.any()) for one in grad] == (losses < middle + 1e-4).tolist()
+
+
+def test_a_record_with_an_infinite_loss_is_beyond_its_limits_and_gives_no_gradient():
+    logits = torch.tensor([[0.0, -torch.inf], [1.0, 0.0]], requires_grad=True)
+    bounded(logits, torch.tensor([1, 0]), [[1.0, 3.0], [1.0, 3.0]]).backward()
+    assert logits.grad[0].tolist() == [0.0, 0.0]
+    assert logits.grad[1].isfinite().all()
+    assert logits.grad[1].any()

@@ -283,7 +283,8 @@ class Bounded(Objective):
             raise HamuError("the objective bounded needs a goal, which sets a limit per record")
         aim, most = log_odds(scored.limits.to(scored.logits.device, torch.float32)).unbind(1)
         odds = _record_log_odds(scored)
-        beyond = (odds - most).masked_fill(most.isinf(), 0.0).clamp(min=0)  # of inf there is none
+        none = most.isinf() | odds.isinf()  # an infinite loss has no gradient
+        beyond = (odds - most).masked_fill(none, 0.0).clamp(min=0)
         return (torch.minimum(odds, aim) - beyond).sum()
 
 

@@ -122,10 +122,7 @@ class Controller(TrainerCallback):
         self.rate = self._first_rate = first_rate(self._work.pair.parameters)
         now = self._work.stand()
         if not (now.is_finite and self._goal_is_finite(now)):
-            raise HamuError(
-                f"the model's losses are not finite at the start (retain loss {now.retain_loss}); "
-                f"{self._way_out()}"
-            )
+            raise self._not_finite(now.retain_loss)
         self.start_loss = now.retain_loss
         self._keep(now)
         self._note(now, 0)
@@ -140,10 +137,22 @@ class Controller(TrainerCallback):
         elif self._work.lookahead is not None:
             self._rehearse()  # what it takes from the start model tells nothing
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a run whose start has a retain loss that is not finite, among all records."""
+        start = kwargs["metrics"].get("eval_retain_loss", 0.0)
+        if not (state.global_step or math.isfinite(start) or math.isnan(self.start_loss)):
+            raise self._not_finite(start)
+
+    def _not_finite(self, retain_loss: float) -> HamuError:
+        return HamuError(
+            f"the model's losses are not finite at the start (retain loss {retain_loss}); "
+            f"{self._way_out()}"
+        )
+
     def _goal_is_finite(self, now: Standing) -> bool:
-        """True if no unseen loss is NaN, and none that is infinite is a target."""
+        """True if no loss to compare with is NaN, and none that is infinite is a target."""
         reference = getattr(self._work.goal, "reference", None)
-        if self._goal.kind != "unseen" or reference is None:
+        if self._goal.kind not in ("unseen", "retrained") or reference is None:
             return True
         has_nan = goals.record_losses(reference).isnan().any()
         return bool(now.targets.aim.isfinite().all() & ~has_nan)
@@ -156,6 +165,9 @@ class Controller(TrainerCallback):
             places = getattr(data, "indices", range(len(losses)))  # of a sample of a user's list
             rows = getattr(getattr(data, "texts", data), "rows", places)
             is_broken = losses.isnan() if side == "forget" else ~losses.isfinite()
+            if side == "forget" and self._goal.kind == "retrained":
+                reference: Any = getattr(self._work.goal, "reference", None)
+                is_broken |= ~goals.record_losses(reference).isfinite()
             if is_broken.all():
                 return (
                     f"no {side} record has a finite one: the model is damaged, start from another"
@@ -322,7 +334,8 @@ class Controller(TrainerCallback):
         rise = self._work.retain_rise()
         if rise is None:
             return cost
-        self._beyond += rise - cost
+        if math.isfinite(rise):  # else of this state alone
+            self._beyond += rise - cost
         self.history[-1]["retain_rise"] = rise
         return rise
 
@@ -443,6 +456,15 @@ class Controller(TrainerCallback):
         if self.reached:
             return f"the goal is reached: {self._words()}"
         return f"the goal is not reached: {self._words()}{self._too_dear()}"
+
+    @property
+    def doubts(self) -> list[str]:
+        """Reason for which rehearsals cannot tell: the model before passes them as well."""
+        start = next((entry[_REHEARSED] for entry in self.history if _REHEARSED in entry), 0)
+        if not start or start / self._records < self._goal.share:
+            return []
+        same = f"the rehearsed fine-tuning makes the model before forget {start:,} of them too"
+        return [f"{same}, so whether this lasts is open"]
 
     def _too_dear(self) -> str:
         """Name the state beyond the budget that came nearest to the goal, the cheapest of such."""

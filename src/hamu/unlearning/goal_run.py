@@ -101,7 +101,7 @@ class GoalRun:
         """Standings half-way through fine-tuning a copy on retain records, and at its end."""
         assert self.lookahead is not None
         half, found = max(1, self.lookahead.depth // 2), []
-        for steps in (half, 2 * half):
+        for steps in (half, self.lookahead.depth):
             with self.lookahead.rehearsed(islice(self._retain_batches(), steps)):
                 found.append(self._measured())
         return found
@@ -149,7 +149,8 @@ class GoalRun:
         standings = self.standings()
         if self.goal is None or "after" not in standings:
             return None
-        rows = getattr(self._looks.sets["forget"], "rows", None)
+        data = self._looks.sets["forget"]
+        rows = getattr(data, "rows", getattr(data, "indices", None))  # of a sample of a user's list
         more: dict[str, Any] = {"lasting": self.lookahead is not None}
         whole = len(self._looks.whole["forget"])  # type: ignore[arg-type]
         found = self.trainer.predictions
@@ -157,6 +158,7 @@ class GoalRun:
         more["sampled_from"] = whole if whole > len(standings["after"].losses) else None
         if self.controller is not None:
             more |= {"budget": self.controller.budget, "reached": self.controller.reached}
+            more["doubts"] += self.controller.doubts
         if "before" in standings:
             more["before"] = standings["before"].figures(rows)
         return self.goal.figures(standings["after"], rows, **more)
@@ -181,10 +183,10 @@ class GoalRun:
             epoch, within = divmod(first, max(1, math.ceil(records / batch)))
             self._pairs.focus_on(open_, epoch * records + within * batch)
 
-    def begin(self, *, anew: bool) -> None:
-        """Begin a run; one begun anew compares with its own start."""
+    def begin(self) -> None:
+        """Begin a run, which compares with its own start."""
         self.limits = self._known = None
-        if anew and self.goal is not None and self.goal.kind == "unseen":
+        if self.goal is not None and self.goal.kind == "unseen":
             self.goal = replace(self.goal, reference=None)
 
     def _every(self) -> int:

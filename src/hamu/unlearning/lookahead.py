@@ -65,6 +65,7 @@ class Lookahead:
         """Let the next step start a cycle on retain records alone."""
         self.taken = self.depth
         self.cycles -= self.cycles % 2 == 0
+        self._optimizer.zero_grad()  # of a step that was broken off
 
     def advance(self, batches: Sequence[tuple[Batch, Batch]]) -> None:
         """Take a step or two from the model's weights plus the path, on the step's own batches.
@@ -102,20 +103,28 @@ class Lookahead:
         for _, _, forget in parts:
             relearned.append(min(few - sum(relearned), len(forget["labels"])))
         every = sum(counts) + sum(relearned)
-        with self.ahead():
-            for (retain, rows, forget), n, m in zip(parts, counts, relearned, strict=True):
-                loss = n / every * self._loss(retain, rows)
-                if m:
-                    loss = loss + m / every * self._loss(forget, slice(m))
-                if not bool(torch.isfinite(loss)):
-                    raise HamuError(
-                        f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate "
-                        f"{self.rate:g} or --lookahead_steps {self.depth}"
-                    )
-                self._add_gradient(self._point, loss)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+
+        def loss_of(retain: Batch, rows: slice, forget: Batch, n: int, m: int) -> Tensor:
+            loss = n / every * self._loss(retain, rows)
+            return loss + m / every * self._loss(forget, slice(m)) if m else loss
+
         self.taken += 1
+        for part, n, m in zip(parts, counts, relearned, strict=True):
+            with self.ahead():
+                loss = loss_of(*part, n, m)
+                if bool(torch.isfinite(loss)):
+                    self._add_gradient(self._point, loss)
+                    continue
+            self._optimizer.zero_grad()
+            with torch.no_grad():
+                if not bool(torch.isfinite(loss_of(*part, n, m))):
+                    return  # a record has none here either: it takes no step ahead
+            raise HamuError(
+                f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate "
+                f"{self.rate:g} or --lookahead_steps {self.depth}"
+            )
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
     @contextmanager
     def rehearsed(self, batches: Iterable[Batch]) -> Iterator[None]:

@@ -572,7 +572,7 @@ def without_effect(args: UnlearnConfig) -> set[str]:
     unused |= {"stopping_records"} if is_in_parts else set()
     keeps_none = is_in_parts or args.offload_grads != "none"
     unused |= {"check_steps"} if keeps_none and args.optim != "sgd" else set()
-    return unused | (set(_OF_THE_FORGET_LOSS) if args.lasting else set())
+    return unused | ({*_OF_THE_FORGET_LOSS, "check_steps"} if args.lasting else set())
 
 
 def own_options(cls: type) -> list[str]:

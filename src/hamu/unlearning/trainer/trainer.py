@@ -187,13 +187,13 @@ class UnlearnTrainer(ResumableTrainer):
         self._steps_of_best: int | None = None
         self.restored: int | None = None  # step whose checkpoint was loaded at the end
         self._losses: dict[str, Tensor] = {}  # of the step at hand, by side
-        if self.state.global_step:
+        if self.state.global_step or self.args.eval_on_start:
             self.start_predictions, self.predictions = {}, {}
         self.pair.discard()  # what an earlier run was broken off in
         self.pair.use(self.pair.layout)
         self.watch.begin()
         self._early_ends.discard()
-        self.goal_run.begin(anew=bool(self.state.global_step))
+        self.goal_run.begin()
         if self.lookahead is not None:
             self.lookahead.restart()
 
