@@ -115,11 +115,10 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         return of_file(files.RECORD, partial(record.statement, found, sides))
 
     def steps() -> dict[str, int]:
-        logged, of_record = record.logged_steps(run), found["steps"]
-        logged["ended_at"] = of_record["taken"] + of_record["not_taken"]
+        logged = record.logged_steps(run)
         if _logs_each(found, sources):
-            logged |= {"taken": logged["logged_taken"], "ended_at": logged["logged"]}
-        return logged
+            return logged | {"taken": logged["logged_taken"], "ended_at": logged["logged"]}
+        return logged | {"ended_at": found["steps"]["taken"] + found["steps"]["not_taken"]}
 
     written = _digest(run / files.READABLE_RECORD)
     yield "record.md says what record.json says", written, readable
