@@ -412,5 +412,7 @@ def test_a_retain_model_without_a_finite_loss_is_refused(model, trainer_of, rows
     logits = found.logits.clone()
     logits[0, found.labels[0]] = logit
     theirs = replace(found, logits=logits)
-    with pytest.raises(HamuError, match="whose loss is not finite, first forget row"):
+    with pytest.raises(
+        HamuError, match="retain model's losses are not finite for forget rows, first"
+    ):
         by_goal(trainer_of, model, rows, goal="retrained", retain_predictions=theirs)

@@ -158,7 +158,10 @@ def test_small_batches_stop_by_the_expected_gradients_and_say_how_surely(model, 
     assert trainer.pair.steps_per_pass == [count / 32, count / 32]
     assert trainer.stop.kind == "criterion"
     assert FEWEST <= trainer.state.global_step < 100
-    assert re.search(r"; confidence \d+% by this estimate alone", trainer.stop_reason)
+    assert re.search(
+        r"; confidence \d+% by this estimate alone(, whose angle is lost in noise)?$",
+        trainer.stop_reason,
+    )
     first, *_, last = [entry for entry in trainer.state.log_history if "taken" in entry]
     assert "headroom" not in first
     assert last["headroom"] < 1

@@ -379,7 +379,8 @@ def test_all_kinds_of_layers_are_rounded_by_output_channel(bits, monkeypatch):
 
 def test_weights_in_4_bits_are_not_rounded_again_and_cost_no_other_attack(classifier, data):
     packed = deepcopy(classifier)
-    packed.packed = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    packed[-1].packed = nn.Linear(2, 2)
+    packed[-1].packed.weight = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
     found = attack(packed, data, replace(FEW_STEPS, attacks="relearn-retain,quantize"))
     assert list(found.outcomes) == ["relearn-retain"]
     assert found.skipped == {"quantize": "weights stored as uint8 cannot be rounded again"}

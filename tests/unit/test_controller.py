@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import Holder
+from torch.utils.data import Subset
 
 from hamu import HamuError, HamuQ, PairedGradients
 from hamu.unlearning.controller import LEAST_DEMAND, MOST_DEMAND, Controller, first_rate
@@ -300,7 +301,7 @@ def test_a_start_must_be_finite_and_names_the_first_rows_that_are_not():
     work.found = [standing(0, math.nan)]
     losses = torch.tensor([1.0, math.nan, 2.0, math.nan])
     work.evaluations = SimpleNamespace(
-        sets={"retain": SimpleNamespace(rows=torch.arange(10, 14)), "forget": object()},
+        sets={"retain": Subset(range(20), range(10, 14)), "forget": range(4)},
         predict=lambda data: SimpleNamespace(record_losses=losses),
     )
     first = r"first retain row 11, retain row 13, forget row 1$"
@@ -319,7 +320,7 @@ def test_unseen_records_whose_losses_are_no_targets_are_named_at_the_start(broke
     goal = Goal("unseen", reference=unseen)
     work = Work(goal=goal)
     work.found = [goal.standing(forget, START)]
-    sets = {name: range(32) for name in ("retain", "forget", "test")}
+    sets = {"retain": range(30), "forget": range(30), "test": range(32)}
     predicted = lambda data: unseen if data is sets["test"] else forget  # noqa: E731
     work.evaluations = SimpleNamespace(sets=sets, predict=predicted)
     if not is_refused:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pyarrow import parquet
 from small_models import drawn_images, text_records
+from torch.utils.data import Subset
 
 from hamu import HamuError
 from hamu.data import (
@@ -20,9 +21,11 @@ from hamu.data import (
     forget_rows,
     matching,
     parse_rows,
+    read_images,
     read_text,
     subset,
 )
+from hamu.data.forget_sets import rows_of
 
 
 def texts(*pairs):
@@ -229,3 +232,12 @@ def test_a_subset_has_the_records_that_are_drawn_and_is_the_data_itself_if_these
     assert (drawn is None) == (subset(data, most, 3) is data) == (most in (None, 3, 4))
     if drawn is not None:
         assert list(subset(data, most, 3)) == [data[i] for i in drawn]
+
+
+def test_rows_are_those_of_the_source_and_of_a_users_own_set_its_places():
+    class Own(list):
+        rows = (("a", 1), ("b", 2))
+
+    assert rows_of(read_images("digits").select([5, 3])).tolist() == [5, 3]
+    assert rows_of(Own("abc")).tolist() == [0, 1, 2]
+    assert rows_of(Subset(Own("abc"), [2, 0])).tolist() == [2, 0]

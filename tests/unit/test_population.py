@@ -323,7 +323,10 @@ def test_noise_hides_the_criterion_from_a_batch_but_not_from_the_population():
     steps = run(pair_of(half_life=40.0), draws)
     assert steps[-1].should_stop
     assert FEWEST <= len(steps) < 100
-    assert re.search(r"; confidence \d+% by this estimate alone", steps[-1].reason)
+    assert re.search(
+        r"; confidence \d+% by this estimate alone(, whose angle is lost in noise)?$",
+        steps[-1].reason,
+    )
     status = steps[-1].population
     assert isinstance(status, PopulationStatus)
     assert status.conflict

@@ -117,7 +117,7 @@ def combined(
         whole.view(-1, 1).addr_(other.view(-1), one, beta=x, alpha=y)
         return whole
     count = -(-whole.numel() // widened_at_once(whole.device, other.device)) or 1
-    # else pieces along the first dimension, the same elements whatever the strides
+    # if not flat, pieces along the first dimension, the same elements whatever the strides
     sides = (whole.view(-1), other.view(-1)) if is_flat else (whole, other)
     for w, s in zip(*(side.chunk(count) for side in sides), strict=True):
         torch.add(w.to(dtype).mul_(x), brought(s, w.device), alpha=y, out=w)

@@ -253,6 +253,13 @@ def subset(data: Any, most: int | None, seed: int) -> Any:
     return data.select(positions) if is_ours else Subset(data, positions)
 
 
+def rows_of(data: Any) -> Tensor:
+    """Rows of the records in their source, [N]; of a user's data set their places in it."""
+    if isinstance(data, ImageData | TextRecords | TextData):
+        return data.rows
+    return torch.as_tensor(data.indices if isinstance(data, Subset) else [*range(len(data))])
+
+
 def _shared(digests: Iterable[bytes], known: Iterable[bytes]) -> int:
     among = set(known)
     return sum(digest in among for digest in digests)

@@ -453,7 +453,8 @@ class _Attacker:
             )
         if data.kind == "text" and not _has_prompts(data.forget):
             found[SAMPLE] = "plain text has no prompt to answer"
-        if stored := {p.dtype for p in self.model.parameters() if not p.is_floating_point()}:
+        layers = (one.weight for one in self.model.modules() if isinstance(one, nn.Linear))
+        if stored := {weight.dtype for weight in layers if not weight.is_floating_point()}:
             dtype = str(stored.pop()).removeprefix("torch.")
             found[QUANTIZE] = f"weights stored as {dtype} cannot be rounded again"
         asked = self.settings.names(data.kind)

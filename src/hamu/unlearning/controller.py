@@ -50,6 +50,7 @@ from transformers import TrainerCallback
 from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ
 from hamu.core.pair import PairStep
+from hamu.data.forget_sets import rows_of
 from hamu.errors import HamuError
 from hamu.unlearning import goals
 from hamu.unlearning.goals import ALL_DONE, BY_A_CALLBACK, LEVEL, Goal, Standing, StopReason
@@ -150,9 +151,22 @@ class Controller(TrainerCallback):
         )
 
     def _goal_is_finite(self, now: Standing) -> bool:
-        """True if no loss to compare with is NaN, and none that is infinite is a target."""
+        """True if no unseen loss is NaN, and none that is infinite is a target.
+
+        A retain model whose losses are not finite is refused.
+        """
         reference = getattr(self._work.goal, "reference", None)
         if self._goal.kind not in ("unseen", "retrained") or reference is None:
+            return True
+        if self._goal.kind == "retrained":
+            is_broken = ~goals.record_losses(reference).isfinite()
+            rows = rows_of(self._work.trainer.evaluations.sets["forget"])[is_broken].tolist()
+            if rows:
+                first = ", ".join(map(str, rows[:3]))
+                raise HamuError(
+                    f"the retain model's losses are not finite for forget rows, first {first}; "
+                    f"leave these out, or give another retain model"
+                )
             return True
         has_nan = goals.record_losses(reference).isnan().any()
         return bool(now.targets.aim.isfinite().all() & ~has_nan)
@@ -162,18 +176,12 @@ class Controller(TrainerCallback):
         looks, found = self._work.trainer.evaluations, []
         for side in (*SIDES, "test") if self._goal.kind == "unseen" else SIDES:
             data, losses = looks.sets[side], goals.record_losses(looks.predict(looks.sets[side]))
-            places = getattr(data, "indices", range(len(losses)))  # of a sample of a user's list
-            rows = getattr(getattr(data, "texts", data), "rows", places)
             is_broken = losses.isnan() if side == "forget" else ~losses.isfinite()
-            if side == "forget" and self._goal.kind == "retrained":
-                reference: Any = getattr(self._work.goal, "reference", None)
-                is_broken |= ~goals.record_losses(reference).isfinite()
             if is_broken.all():
                 return (
                     f"no {side} record has a finite one: the model is damaged, start from another"
                 )
-            broken = is_broken.nonzero().flatten().tolist()
-            found += [f"{side} row {int(rows[i])}" for i in broken]
+            found += [f"{side} row {row}" for row in rows_of(data)[is_broken].tolist()]
         return f"leave out the records whose loss is not finite, first {', '.join(found[:3])}"
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

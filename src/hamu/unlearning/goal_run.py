@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hamu.core.objectives import log_odds, loss_at
 from hamu.data import batch_of
+from hamu.data.forget_sets import rows_of
 from hamu.errors import HamuError
 from hamu.evaluation.predictions import TokenPredictions
 from hamu.unlearning import goals
@@ -149,8 +150,7 @@ class GoalRun:
         standings = self.standings()
         if self.goal is None or "after" not in standings:
             return None
-        data = self._looks.sets["forget"]
-        rows = getattr(data, "rows", getattr(data, "indices", None))  # of a sample of a user's list
+        rows = rows_of(self._looks.sets["forget"])
         more: dict[str, Any] = {"lasting": self.lookahead is not None}
         whole = len(self._looks.whole["forget"])  # type: ignore[arg-type]
         found = self.trainer.predictions

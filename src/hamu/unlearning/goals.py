@@ -33,8 +33,8 @@ NOTHING_TELLS = (
     "--retain_model, or --target_forget_loss"
 )
 OTHER_TOKENS = (
-    "the retain model splits the forget records into other tokens, whose losses do not compare; "
-    "train it with this model as its --tokenizer"
+    "the retain model splits the forget records into other tokens, or reads fewer, whose losses do "
+    "not compare; train it with this model as its --tokenizer, or lower --max_length"
 )
 _ERASED_OF_TEXTS = "the goal erased is for classifiers; of texts choose unseen, retrained or a loss"
 _ENOUGH = 20  # unseen records; with fewer the lowest 5 % of them is none

@@ -118,7 +118,7 @@ class Lookahead:
             self._optimizer.zero_grad()
             with torch.no_grad():
                 if not bool(torch.isfinite(loss_of(*part, n, m))):
-                    return  # a record has none here either: it takes no step ahead
+                    return  # nor is it finite here: the batch takes no step ahead
             raise HamuError(
                 f"the loss of a step ahead is {loss.item()}; lower --lookahead_rate "
                 f"{self.rate:g} or --lookahead_steps {self.depth}"

@@ -310,10 +310,16 @@ def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
         only = attacks.RELEARN_UNRELATED
         raise HamuError(f"unrelated_data {named} has no effect without the attack {only}")
     models = task.named_models()
-    fitted_others = {  # what does not load, or fit, is to cost no attack
+    fitted_sets = {  # what does not load, or fit, is to cost no attack
         key: task.fitted_problem(task.start_model(name), problem).forget
-        for key, name in [*models.items()][1:]
+        for key, name in models.items()
     }
+    for other, forget in fitted_sets.items() if kind == "text" else ():
+        if _scored(forget) != _scored(fitted_sets["model"]):
+            raise HamuError(
+                f"the {other} model splits the forget records into other tokens than the unlearned "
+                f"one, or reads fewer, whose losses do not compare; leave it out"
+            )
     forget_set = set_entries("forget", problem.forget)["forget set"]
 
     def loaded(bar: Progress) -> Iterator[tuple[str, Any, AttackData]]:
@@ -322,12 +328,6 @@ def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
             set_seed(task.args.seed)  # of a new adapter
             model = task.on_device(task.start_model(name))
             fitted = task.fitted_problem(model, problem)
-            for other, forget in fitted_others.items():
-                if kind == "text" and _scored(fitted.forget) != _scored(forget):
-                    raise HamuError(
-                        f"the {other} model splits the forget records into other tokens "
-                        f"than the unlearned one, whose losses do not compare; leave it out"
-                    )
             more = task.fitted(model, unrelated)[0] if unrelated else None
             form = (task.args.eval_batch_size, more, task.tokenizer)
             yield _ROLES[key], model, AttackData(fitted.retain, fitted.forget, *form)

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from PIL.Image import Resampling
 from rich.console import Console
 
 from hamu.core.distributed import is_main
 from hamu.data import ImageData, TextData, TextRecords, forget_sets, images, text
-from hamu.errors import HamuError, counted
+from hamu.errors import HamuError, counted, reading
 from hamu.evaluation.answers import generate_answers
 from hamu.evaluation.membership import privleak
 from hamu.evaluation.predictions import predict, predict_tokens, splits_alike
@@ -24,7 +25,7 @@ from hamu.files import CONFIG, DIGITS, INPUTS, MINIATURE, existing, is_local, lo
 from hamu.models import classifiers, language, storage
 from hamu.unlearning.goals import OTHER_TOKENS, check_goal_has
 from hamu.unlearning.jobs.options import OF_AN_ADAPTER, TOFU_SETS, DataOptions, RunOptions
-from hamu.unlearning.jobs.settings import Settings, settings_of_run
+from hamu.unlearning.jobs.settings import Settings
 from hamu.unlearning.record import inputs as recorded
 from hamu.unlearning.record.inputs import Inputs, digests_in, read_inputs, set_entries
 from hamu.unlearning.run_folder import RunFolder
@@ -490,8 +491,10 @@ class TextTask(Task):
                     f"warning: the base model {base} has other weights than the adapter {source} "
                     f"was made for, by its inputs.json"
                 )
-            of_run = settings_of_run(run / CONFIG).of(RunOptions)
-            if of_run.load_in_4bit and not self.run.load_in_4bit:
+            with reading(f"{run / CONFIG} cannot be read"):
+                own = yaml.safe_load((run / CONFIG).read_text("utf-8"))
+                is_packed = bool(dict(own or {}).get("load_in_4bit"))
+            if is_packed and not self.run.load_in_4bit:
                 self.tell(
                     f"warning: the run that made {source} had its base in 4 bits; figures differ "
                     f"without --load_in_4bit"

@@ -320,6 +320,11 @@ def logged_steps(run: Path) -> dict[str, int]:
     return {"logged": len(lines), "logged_taken": sum(line["taken"] == 1 for line in lines)}
 
 
+def last_logged(run: Path) -> int:
+    """The last step in steps.jsonl, 0 without any."""
+    return max((line["step"] for line in _log(run)), default=0)
+
+
 def logged_promise(run: Path) -> dict[str, Any]:
     """Counts of the checked steps in steps.jsonl, and the share that kept its demand."""
     checked = [line for line in _log(run) if "trust" in line]

@@ -114,12 +114,6 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         sides = [side for side, objective in sources.args.objectives().items() if objective]
         return of_file(files.RECORD, partial(record.statement, found, sides))
 
-    def steps() -> dict[str, int]:
-        logged = record.logged_steps(run)
-        if _logs_each(found, sources):
-            return logged | {"taken": logged["logged_taken"], "ended_at": logged["logged"]}
-        return logged | {"ended_at": found["steps"]["taken"] + found["steps"]["not_taken"]}
-
     written = _digest(run / files.READABLE_RECORD)
     yield "record.md says what record.json says", written, readable
     yield "what record.json states follows from it", found["statement"], stated
@@ -147,13 +141,28 @@ def _of_folder(run: Path, found: Found, sources: NamedSources) -> _Checks:
         *("record.json and evaluation.json say the same", found),
         partial(of_file, evaluation.name, lambda: record.measured_in(files.parse_json(evaluation))),
     )
-    yield "steps.jsonl has the steps recorded", found["steps"], partial(of_file, files.STEPS, steps)
-    if found["promise"] is not None and _logs_each(found, sources):
+    yield (
+        "steps.jsonl has the steps recorded",
+        found["steps"],
+        partial(of_file, files.STEPS, partial(_steps, run, found, sources)),
+    )
+    if found["promise"] is not None and found["steps"]["logged"] == found["steps"]["ended_at"]:
         find = partial(of_file, files.STEPS, partial(record.logged_promise, run))
         yield "steps.jsonl has the promise recorded", found["promise"], find
     if found["hardness"] is not None or files.STEPS in there:
         find = partial(of_file, files.STEPS, partial(record.first_hardness, run))
         yield "steps.jsonl has the hardness recorded", found["hardness"], find
+
+
+def _steps(run: Path, found: Found, sources: NamedSources) -> dict[str, int]:
+    """Counts by the log, whose lines may have been lost before a run was resumed."""
+    logged = record.logged_steps(run)
+    ended_at = found["steps"]["taken"] + found["steps"]["not_taken"]
+    if _logs_each(found, sources):
+        ended_at = record.last_logged(run)
+    all_logged = logged["logged"] == ended_at
+    taken = {"taken": logged["logged_taken"]} if all_logged else {}
+    return logged | taken | {"ended_at": ended_at}
 
 
 def _logs_each(found: Found, sources: NamedSources) -> bool:

@@ -103,7 +103,7 @@ class StepLog(TrainerCallback):
                 sync(self._folder.path / log)
 
     def begin(self) -> None:
-        """Begin the folder as `RunFolder.begin` does, then write all lines."""
+        """Begin the folder, then write all lines."""
         if not self._begun:
             self._begin_folder()
             self._begun = True
