@@ -156,7 +156,7 @@ TOO_FAR = [(2, 0.06), (1, 0.06)]  # and then
     ([(4, 0.15)], {}, 0, 0.1, 1),
     ([(6, 0.15)], {}, 1, 0.25, 1),
     ([(6, 0.05)], {"budget": 0.0}, 1, 0.25, 1),
-    # where the least demand does not repair, back to the best state; so a lasting run in any case
+    # back to the best state where the least demand does not repair; so a lasting run in any case
     (dear(4, 3), {}, 0, LEAST_DEMAND, 0.5),
     (dear(6, 5), {}, 5, LEAST_DEMAND, 0.5),
     (dear(0, 4), LASTING, 4, LEAST_DEMAND, 1),
