@@ -421,6 +421,12 @@ class TextData(Dataset[dict[str, Tensor]]):
         """The row of each record in its source, [N]."""
         return self.texts.rows
 
+    @property
+    def lengths(self) -> Tensor:
+        """Number of scored tokens of each record, [N]."""
+        both = zip(self.tokens, self.scored_from, strict=True)
+        return torch.tensor([len(ids) - max(1, start) for ids, start in both])
+
     def prompt(self, index: int) -> Tensor:
         """The tokens of the prompt alone, [T], to begin a generation with."""
         return self.tokens[index][: self.scored_from[index]].long()

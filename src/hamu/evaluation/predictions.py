@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from hamu.core.distributed import rank, world_size
 from hamu.core.forward import evaluating, predict_logits
 from hamu.core.objectives import IGNORED, Scored
-from hamu.data import batch_of, collate
+from hamu.data import TextData, batch_of, collate
 from hamu.errors import HamuError
 
 Collate = Callable[[Any], Mapping[str, Tensor]]
@@ -73,10 +73,11 @@ class TokenPredictions:
 
 
 def splits_alike(ours: Any, theirs: Any) -> bool:
-    """False if two models' predictions of the same texts are of other tokens: losses of tokens do
-    not compare then.
+    """False if two models take the same texts, or their predictions, for other tokens: losses of
+    tokens do not compare then.
     """
-    both = [one.lengths for one in (ours, theirs) if isinstance(one, TokenPredictions)]
+    kinds = TokenPredictions | TextData
+    both = [one.lengths for one in (ours, theirs) if isinstance(one, kinds)]
     return len(both) < 2 or torch.equal(*both)
 
 

@@ -121,6 +121,7 @@ class Controller(TrainerCallback):
             return
         self._start_anew()
         self.rate = self._first_rate = first_rate(self._work.pair.parameters)
+        self._check_retain_model()
         now = self._work.stand()
         if not (now.is_finite and self._goal_is_finite(now)):
             raise self._not_finite(now.retain_loss)
@@ -150,23 +151,23 @@ class Controller(TrainerCallback):
             f"{self._way_out()}"
         )
 
-    def _goal_is_finite(self, now: Standing) -> bool:
-        """True if no unseen loss is NaN, and none that is infinite is a target.
-
-        A retain model whose losses are not finite is refused.
-        """
+    def _check_retain_model(self) -> None:
+        """Refuse a retain model that has no finite loss for a record to compare with."""
         reference = getattr(self._work.goal, "reference", None)
-        if self._goal.kind not in ("unseen", "retrained") or reference is None:
-            return True
-        if self._goal.kind == "retrained":
-            is_broken = ~goals.record_losses(reference).isfinite()
+        if self._goal.kind != "retrained" or reference is None:
+            return
+        is_broken = ~goals.record_losses(reference).isfinite()
+        if is_broken.any():
             rows = rows_of(self._work.trainer.evaluations.sets["forget"])[is_broken].tolist()
-            if rows:
-                first = ", ".join(map(str, rows[:3]))
-                raise HamuError(
-                    f"the retain model's losses are not finite for forget rows, first {first}; "
-                    f"leave these out, or give another retain model"
-                )
+            raise HamuError(
+                f"the retain model's losses are not finite for forget rows, first "
+                f"{', '.join(map(str, rows[:3]))}; leave these out, or give another retain model"
+            )
+
+    def _goal_is_finite(self, now: Standing) -> bool:
+        """True if no unseen loss is NaN, and none that is infinite is a target."""
+        reference = getattr(self._work.goal, "reference", None)
+        if self._goal.kind != "unseen" or reference is None:
             return True
         has_nan = goals.record_losses(reference).isnan().any()
         return bool(now.targets.aim.isfinite().all() & ~has_nan)

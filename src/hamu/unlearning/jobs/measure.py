@@ -17,7 +17,7 @@ from hamu.assess import Assessment, assess_model, check_settings
 from hamu.core.gram import SIDES
 from hamu.core.methods import HamuQ, HamuU
 from hamu.core.objectives import CrossEntropy
-from hamu.data import TextData, TextRecords, collate, encode, read_text, subset
+from hamu.data import TextRecords, collate, encode, read_text, subset
 from hamu.data.text import loose_words
 from hamu.errors import HamuError
 from hamu.evaluation import attacks, build_metrics, forget_quality, tofu_report
@@ -25,6 +25,7 @@ from hamu.evaluation.answers import PERTURBED
 from hamu.evaluation.attacks import AttackData, AttackResult, AttackSettings, Kind, attack_each
 from hamu.evaluation.membership import attacker_words
 from hamu.evaluation.memorization import gibberish, knowmem
+from hamu.evaluation.predictions import splits_alike
 from hamu.evaluation.reports import open_unlearning
 from hamu.files import MINIATURE
 from hamu.report.page import answers_page
@@ -288,11 +289,6 @@ def _unknown(texts: TextRecords, problem: Problem) -> TextRecords:
     return texts.select([i for i, r in enumerate(texts.records) if not contents(r) & known])
 
 
-def _scored(texts: TextData) -> list[int]:
-    """Number of scored tokens of each record."""
-    return [len(ids) - start for ids, start in zip(texts.tokens, texts.scored_from, strict=True)]
-
-
 def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
     """Check the attacks asked for; returns what runs them on all models and saves the result."""
     settings = task.settings.of(AttackSettings)
@@ -314,8 +310,8 @@ def attacks_on(task: Task, problem: Problem) -> Callable[[RunFolder], Attacked]:
         key: task.fitted_problem(task.start_model(name), problem).forget
         for key, name in models.items()
     }
-    for other, forget in fitted_sets.items() if kind == "text" else ():
-        if _scored(forget) != _scored(fitted_sets["model"]):
+    for other, forget in fitted_sets.items():
+        if not splits_alike(forget, fitted_sets["model"]):
             raise HamuError(
                 f"the {other} model splits the forget records into other tokens than the unlearned "
                 f"one, or reads fewer, whose losses do not compare; leave it out"
