@@ -187,6 +187,13 @@ def tamper_with_the_retain_models_auc():
     changed("record", *place, by=lambda auc: auc + 0.1)
 
 
+def lose_a_line_of_the_log_as_a_resumed_run_may():
+    lines = Path("run/steps.jsonl").read_text().splitlines(keepends=True)
+    Path("run/steps.jsonl").write_text("".join([lines[0], *lines[2:]]))
+    for name in ("logged", "logged_taken"):
+        changed("record", "steps", name, by=lambda count: count - 1)
+
+
 def claim_more_steps_than_are_logged():
     for name in ("ended_at", "taken", "in_model"):
         changed("record", "steps", name, by=lambda count: 1000)
@@ -228,6 +235,7 @@ TAMPERED = [
      {is_as_left("record.md"), READABLE}),
     (partial(rewritten, "run/steps.jsonl", _without_last_line),
      {is_as_left("steps.jsonl"), "steps.jsonl has the steps recorded"}),
+    (lose_a_line_of_the_log_as_a_resumed_run_may, {is_as_left("steps.jsonl")}),
     (claim_more_steps_than_are_logged, {"steps.jsonl has the steps recorded", EVALUATED, READABLE, STATED}),
     (claim_that_the_worst_are_nearly_there, {FORGOTTEN_BEFORE, EVALUATED}),
     (remove_files, {is_as_left("evaluation.json")}),
